@@ -1,0 +1,1 @@
+"""The training core: datasets, the refiner and its training run. Needs PyTorch only, never ComfyUI."""
