@@ -9,3 +9,13 @@ class BadInput(ValueError):
     The message is one plain sentence: what was expected, what came, and which file or field it is about. It is shown
     as it stands in the node's error and on the terminal, so it never needs a traceback to be understood.
     """
+
+
+def first_error(error) -> str:
+    """The first complaint of a pydantic ValidationError as "field.path: reason (got value)", for one clear sentence."""
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"])
+    reason = first["msg"].removeprefix("Value error, ")
+    value = first.get("input")
+    got = "" if isinstance(value, dict) or first["type"] == "missing" else f" (got {value!r})"
+    return f"{field + ': ' if field else ''}{reason}{got}"

@@ -1,0 +1,106 @@
+"""refiner.safetensors: the network's weights, the run's own empty conditioning, and in the metadata all that a sampler needs."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ..errors import BadInput, first_error
+from .unet import UNetConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMAT = "ref2v-refiner"
+VERSION = 1
+WEIGHTS = "unet."
+EMPTY = "empty."
+
+
+class RefinerMeta(BaseModel):
+    """What travels in the file beside the weights. No clock, path or host name: the same run gives the same bytes."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: Literal["ref2v-refiner"] = FORMAT
+    version: Literal[1] = VERSION
+    unet: UNetConfig
+    latent: dict[str, Any]  # name, channels, scale, shift, downscale: model space = (raw - shift) * scale
+    preview: dict[str, Any] | None = None  # latent -> RGB in [-1, 1]: weight [C][3], bias [3]
+    noise_scale: float  # s
+    residual_rms: float  # RMS(z - b) over the training pairs
+    c_v: float
+    sigmas: list[float]  # the run's own sampling times, the final 0 included
+    context: dict[str, Any] | None = None  # tokens, dim, pooled of the text conditioning, None without text
+    training: dict[str, Any]  # provenance: dataset hash, base, seed, epochs, steps, ...
+
+
+def save_refiner(path: Path, weights: dict[str, Tensor], empty: dict[str, Tensor], meta: RefinerMeta) -> None:
+    """Write beside the final name and rename, so that a reader never meets half a file.
+
+    weights: diffusers UNet2DConditionModel names; empty: "context" [T, D] and, with pooled_dim, "pooled" [P].
+    """
+    from safetensors.torch import save
+
+    tensors = {WEIGHTS + name: t.detach().cpu().contiguous() for name, t in weights.items()}
+    tensors |= {EMPTY + name: t.detach().cpu().contiguous() for name, t in empty.items()}
+    # exactly one metadata entry: safetensors writes several in an order that differs from process to process
+    data = save(tensors, metadata={"ref2v": json.dumps(meta.model_dump(mode="json"), sort_keys=True)})
+    beside = path.with_name(path.name + ".partial")
+    try:
+        with open(beside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise BadInput(f"{path.name}: could not be written ({len(data):,} bytes): {error.strerror}.") from error
+
+
+def load_meta(path: Path) -> RefinerMeta:
+    """The metadata alone; BadInput where the file is missing, truncated, a pickle or another model."""
+    return _parse_meta(path, _open(path).metadata() or {})
+
+
+def load_refiner(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], RefinerMeta]:
+    """(weights under diffusers names, empty conditioning, metadata), on the CPU, in the file's float32."""
+    file = _open(path)
+    meta = _parse_meta(path, file.metadata() or {})
+    weights, empty = {}, {}
+    for key in file.keys():  # noqa: SIM118 safe_open is no mapping
+        if key.startswith(WEIGHTS):
+            weights[key.removeprefix(WEIGHTS)] = file.get_tensor(key)
+        elif key.startswith(EMPTY):
+            empty[key.removeprefix(EMPTY)] = file.get_tensor(key)
+    if "context" not in empty:
+        raise BadInput(f"{path.name}: expected the run's empty conditioning ('empty.context') in the file, found none.")
+    return weights, empty, meta
+
+
+def _open(path: Path):
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise BadInput(f"Refiner file: expected a file at {path}, found none.")
+    with open(path, "rb") as file:
+        head = file.read(2)
+    if head in (b"PK", b"\x80\x02", b"\x80\x04"):
+        raise BadInput(f"{path.name}: expected a safetensors refiner, got a pickle; pickles can run code and are refused.")
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise BadInput(f"{path.name}: expected a whole safetensors file, got one that is truncated or damaged ({error}).") from error
+
+
+def _parse_meta(path: Path, metadata: dict[str, str]) -> RefinerMeta:
+    if "ref2v" not in metadata:
+        raise BadInput(f"{path.name}: expected a refiner made by Train Refiner, got another model (no ref2v metadata).")
+    try:
+        return RefinerMeta.model_validate_json(metadata["ref2v"])
+    except ValidationError as error:
+        raise BadInput(f"{path.name}: the refiner's metadata does not fit this version of the pack: {first_error(error)}.") from error

@@ -1,0 +1,104 @@
+"""Residual flow: the refiner's mathematics as pure functions on tensors.
+
+Symbols, used as names everywhere in the pack (docs/architecture.md, "Residual flow"):
+
+    z    target latent, [B, C, H, W], in model space
+    b    base latent, the same shape
+    e    noise ~ N(0, I), the same shape
+    s    noise scale, a float >= 0
+    t    time in (0, 1], [B]; equal to the host's sigma
+    x_t  = (1 - t) z + t (b + s e)        the state at time t
+    v    = (b + s e) - z                  its velocity dx_t / dt, constant along a path
+    c_v  = sqrt(RMS(z - b)^2 + s^2)       RMS of v, so that the network's target has unit scale
+
+It is the straight path of rectified flow (Liu et al. 2022, arXiv:2209.03003; Lipman et al. 2022, arXiv:2210.02747)
+with the source distribution N(b, s^2) instead of N(0, 1): all that is left to learn is the residual z - b.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+Velocity = Callable[[Tensor, Tensor], Tensor]
+"""(x_t [B, C, H, W], t [B]) -> v [B, C, H, W]"""
+
+
+def expand(t: Tensor, like: Tensor) -> Tensor:
+    """[B] -> [B, 1, 1, ...] with as many dimensions as `like`."""
+    return t.reshape(t.shape[0], *(1,) * (like.ndim - 1))
+
+
+def velocity(z: Tensor, b: Tensor, e: Tensor, s: float) -> Tensor:
+    """v = (b + s e) - z."""
+    return b + s * e - z
+
+
+def state(z: Tensor, b: Tensor, e: Tensor, t: Tensor, s: float) -> Tensor:
+    """x_t = (1 - t) z + t (b + s e)."""
+    t = expand(t, z)
+    return (1 - t) * z + t * (b + s * e)
+
+
+def velocity_scale(residual_rms: float, s: float) -> float:
+    """c_v = sqrt(RMS(z - b)^2 + s^2): the preconditioning of the target (cf. Karras et al. 2022, table 1, c_out)."""
+    return math.hypot(residual_rms, s)
+
+
+def loss_per_sample(output: Tensor, v: Tensor, c_v: float) -> Tensor:
+    """|| net - v / c_v ||^2, averaged over each sample: [B]. In float32 whatever the network computes in."""
+    return (output.float() - v.float() / c_v).square().flatten(1).mean(1)
+
+
+def sigmas(steps: int) -> Tensor:
+    """The steps + 1 times that a sampler of `steps` steps walks: 1, 1 - 1/steps, ..., 1/steps, 0. [steps + 1]
+
+    Equal to the host's "simple" scheduler over 1000 uniform sigmas when steps divides 1000 (8 does).
+    """
+    return torch.linspace(1.0, 0.0, steps + 1, dtype=torch.float64).float()
+
+
+def draw_times(count: int, grid: Tensor, on_grid: float, generator: torch.Generator) -> Tensor:
+    """Training times [count]: a share `on_grid` of them on the sampler's own sigmas, the rest uniform in (0, 1].
+
+    Both are stratified over the batch: the k-th of n uniform draws lies in ((k, k+1)/n], which lowers the variance
+    of the loss without a bias (Kingma et al. 2021, arXiv:2107.00630, appendix I.1).
+    `grid` holds the sampler's sigmas without the final 0.
+    """
+    strata = torch.arange(count, dtype=torch.float64)
+    strata = (strata + torch.rand(count, generator=generator, dtype=torch.float64)) / count
+    u = strata[torch.randperm(count, generator=generator)]
+    # rand is in [0, 1); t must be in (0, 1], and t = 0 carries no information about v
+    uniform = 1.0 - u
+    picked = grid.double()[torch.clamp((u * len(grid)).long(), max=len(grid) - 1)]
+    # which share goes on the grid is drawn apart, so that grid and strata stay independent
+    chosen = torch.rand(count, generator=generator, dtype=torch.float64) < on_grid
+    return torch.where(chosen, picked, uniform).float()
+
+
+def euler(v_of: Velocity, x: Tensor, times: Tensor) -> Iterator[Tensor]:
+    """Walk x from times[0] to times[-1]; yields the state after each step. Euler's method is exact for straight paths."""
+    for now, then in zip(times[:-1].tolist(), times[1:].tolist(), strict=True):
+        t = torch.full((x.shape[0],), now, dtype=torch.float32, device=x.device)
+        x = x + (then - now) * v_of(x, t)
+        yield x
+
+
+def sample(v_of: Velocity, b: Tensor, e: Tensor, s: float, times: Tensor) -> Tensor:
+    """The refined latent: from x_1 = b + times[0] s e along v to t = 0. b, e: [B, C, H, W]."""
+    x = b + float(times[0]) * s * e
+    for x in euler(v_of, x, times):  # noqa: B007 the last state is the answer
+        pass
+    return x
+
+
+def blend(b: Tensor, refined: Tensor, strength: float) -> Tensor:
+    """b + strength (refined - b); exact at both ends, so that strength 1 changes no bit."""
+    if strength == 1.0:
+        return refined
+    if strength == 0.0:
+        return b
+    return torch.lerp(b, refined, strength)
