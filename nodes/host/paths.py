@@ -1,0 +1,202 @@
+"""Where the pack may read and where it writes.
+
+A prompt can come from anyone who reaches the host's API, and some nodes take a path as text. So every such path
+must lie inside a folder that the host itself works with, or inside a root that the machine's owner wrote into the
+pack's own config file; symbolic links are followed before the check.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import folder_paths
+
+from ...training.errors import BadInput
+
+__all__ = [
+    "MODEL_FOLDER",
+    "allowed_roots",
+    "check_name",
+    "config_file",
+    "dataset_folder",
+    "list_refiners",
+    "move_aside",
+    "refiner_file",
+    "register_model_folder",
+    "resolve_inside",
+    "run_folder",
+]
+
+MODEL_FOLDER = "refiners"  # models/refiners and output/refiners
+_DATASETS = "refiner_datasets"
+_WINDOWS_DEVICES = {"con", "prn", "aux", "nul"} | {f"{port}{i}" for port in ("com", "lpt") for i in range(1, 10)}
+_LONGEST_NAME = 200  # bytes; file systems allow 255, and ".previous-12" and the like come on top
+
+
+def register_model_folder() -> None:
+    """Make the host list `models/refiners`, and `output/refiners` as it does for its own kinds of model."""
+    folder_paths.add_model_folder_path(MODEL_FOLDER, os.path.join(folder_paths.models_dir, MODEL_FOLDER))
+    folder_paths.add_model_folder_path(MODEL_FOLDER, os.path.join(folder_paths.get_output_directory(), MODEL_FOLDER))
+    paths, _ = folder_paths.folder_names_and_paths[MODEL_FOLDER]
+    # The host makes the entry with an empty extension set, which means "list every file".
+    folder_paths.folder_names_and_paths[MODEL_FOLDER] = (paths, folder_paths.supported_pt_extensions)
+
+
+def config_file() -> Path:
+    """The file in which the owner of this machine names more roots: {"roots": ["/data/pictures"]}.
+
+    It lies in the host's user folder under a name that the host never serves over HTTP.
+    """
+    return Path(folder_paths.get_system_user_directory("ref2v")) / "config.json"
+
+
+def _configured_roots() -> list[str]:
+    file = config_file()
+    if not file.is_file():
+        return []
+    wanted = f'{file} must be JSON like {{"roots": ["/an/absolute/folder"]}}'
+    try:
+        roots = json.loads(file.read_text(encoding="utf-8-sig")).get("roots", [])
+    except (OSError, ValueError, AttributeError) as error:
+        raise BadInput(f"{wanted}, and it could not be read: {error}.") from error
+    if not isinstance(roots, list) or not all(isinstance(root, str) for root in roots):
+        raise BadInput(f'{wanted}, and its "roots" is not a list of texts.')
+    roots = [os.path.expanduser(root) for root in roots]
+    for root in roots:
+        if not os.path.isabs(root):
+            raise BadInput(f"{wanted}, and the root {root!r} is not absolute.")
+    return roots
+
+
+def allowed_roots() -> list[str]:
+    """Absolute folders that a path from a graph may lie in: input, output, temp, model folders, configured roots."""
+    roots = [folder_paths.get_input_directory(), folder_paths.get_output_directory()]
+    roots += [folder_paths.get_temp_directory(), folder_paths.models_dir]
+    for kind, (paths, _) in folder_paths.folder_names_and_paths.items():
+        if kind != "custom_nodes":  # code, not models
+            roots += paths
+    roots += _configured_roots()
+    return [os.path.abspath(root) for root in roots]
+
+
+def _is_inside(path: str, root: str) -> bool:
+    path, root = os.path.normcase(path), os.path.normcase(root)
+    return path == root or path.startswith(root.rstrip(os.sep) + os.sep)
+
+
+def _text_is_inside(path: str, roots: list[str]) -> bool:
+    """Whether the path's text alone lies in a root, before anything on the disk is touched.
+
+    To resolve a path is already to touch it: on Windows \\\\server\\share would send the user's credentials there.
+    """
+    return any(_is_inside(path, root) for root in roots + [os.path.realpath(root) for root in roots])
+
+
+def _links_stay_inside(path: str, roots: list[str]) -> bool:
+    real = os.path.realpath(path)
+    return any(_is_inside(real, os.path.realpath(root)) for root in roots)
+
+
+def _candidates(path: str) -> list[str]:
+    """Absolute readings of a path: itself, or under input/ or output/, or with the folder's name in front."""
+    if os.path.isabs(path):
+        return [os.path.abspath(path)]
+    named = {
+        "input": folder_paths.get_input_directory(),
+        "output": folder_paths.get_output_directory(),
+        "temp": folder_paths.get_temp_directory(),
+        "models": folder_paths.models_dir,
+    }
+    readings = [os.path.join(named["input"], path), os.path.join(named["output"], path)]
+    first, _, rest = path.replace("\\", "/").partition("/")
+    if first in named:
+        readings.append(os.path.join(named[first], rest))
+    return [os.path.abspath(reading) for reading in readings]
+
+
+def resolve_inside(path: str, kind: str) -> Path:
+    """The existing file or folder that a graph's text means, as an absolute path with links followed.
+
+    `path`: absolute, or relative to input/ or output/ (the first of these that exists), or starting with one of the
+    words input/, output/, temp/, models/. `kind` says in the error what was looked for, e.g. "the picture folder".
+
+    Raises BadInput when the text is empty, when it leads outside `allowed_roots()` (whether or not something is
+    there: the answer must not tell), or when nothing is there.
+    """
+    text = str(path).strip().strip('"')
+    if not text:
+        raise BadInput(f"{kind[:1].upper()}{kind[1:]} is not given: its path is empty.")
+    if "\0" in text:
+        raise BadInput(f"{kind[:1].upper()}{kind[1:]} cannot have a zero byte in its path.")
+    roots = allowed_roots()
+    readings = [reading for reading in _candidates(text) if _text_is_inside(reading, roots)]
+    inside = [reading for reading in readings if _links_stay_inside(reading, roots)]
+    found = next((reading for reading in inside if os.path.exists(reading)), None)
+    if found is not None:
+        return Path(os.path.realpath(found))
+    if len(inside) < len(readings) or not readings:
+        raise BadInput(
+            f"{kind[:1].upper()}{kind[1:]} must lie inside ComfyUI's input, output, temp or model folders, or inside "
+            f'a folder listed under "roots" in {config_file()}; {text!r} does not'
+            f"{' (a link in it leads out)' if readings else ''}."
+        )
+    raise BadInput(f"{kind[:1].upper()}{kind[1:]} does not exist: looked for {' and '.join(inside)}.")
+
+
+def check_name(name: str, what: str) -> str:
+    """`name` without surrounding space, if it can be a folder's name on every system; else BadInput.
+
+    Letters and digits of any script, `-`, `_`, `.` and space. `what` names the field, e.g. "run_name".
+    """
+    name = str(name).strip()
+    if not name:
+        raise BadInput(f"{what} is empty: give it a name of letters, digits, '-', '_', '.' or spaces.")
+    wrong = sorted({c for c in name if not (c.isalnum() or c in "-_. ")})
+    if wrong:
+        shown = " ".join(repr(c) for c in wrong)
+        raise BadInput(f"{what} may hold letters, digits, '-', '_', '.' and spaces; {name!r} has {shown}.")
+    if name.startswith(".") or name.endswith("."):
+        raise BadInput(f"{what} must not start or end with a dot, and {name!r} does.")
+    if name.lower() == "checkpoints" or name.lower().split(".")[0].strip() in _WINDOWS_DEVICES:
+        raise BadInput(f"{what} cannot be {name!r}: that name is reserved.")
+    if len(name.encode("utf-8")) > _LONGEST_NAME:
+        raise BadInput(f"{what} is too long: {len(name.encode('utf-8'))} bytes, at most {_LONGEST_NAME}.")
+    return name
+
+
+def run_folder(run_name: str) -> Path:
+    """Folder of a training run, output/refiners/<run_name>; it need not exist yet."""
+    return Path(folder_paths.get_output_directory(), MODEL_FOLDER, check_name(run_name, "run_name"))
+
+
+def dataset_folder(name: str) -> Path:
+    """Folder of a dataset, output/refiner_datasets/<name>; it need not exist yet."""
+    return Path(folder_paths.get_output_directory(), _DATASETS, check_name(name, "name"))
+
+
+def move_aside(folder: Path) -> Path | None:
+    """Rename `folder` to `<name>.previous-N` beside it, N the first free number; None when there was nothing."""
+    if not folder.exists():
+        return None
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.previous-{number}")).exists():
+        number += 1
+    folder.rename(aside)
+    return aside
+
+
+def list_refiners() -> list[str]:
+    """Refiner files as a person picks them: names relative to the model folders, without the checkpoints of runs."""
+    names = folder_paths.get_filename_list(MODEL_FOLDER)
+    return [name for name in names if "checkpoints" not in name.replace("\\", "/").split("/")[:-1]]
+
+
+def refiner_file(name: str) -> Path:
+    """Full path of a file from `list_refiners()`; BadInput when it is not there (any more)."""
+    found = folder_paths.get_full_path(MODEL_FOLDER, name)
+    if found is None:
+        folders = " or ".join(folder_paths.get_folder_paths(MODEL_FOLDER))
+        raise BadInput(f"The refiner file {name!r} does not exist in {folders}.")
+    return Path(found)

@@ -1,0 +1,71 @@
+"""Node schemas that load on every host version from 0.3.75 on.
+
+The host's schema classes gained keywords over time (`advanced`, `search_aliases`, ...), and an unknown keyword is a
+TypeError that takes the whole pack out of the menu. So a node states everything that it means, through the two
+functions below, and what the host at hand does not know is left out.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from comfy_api.latest import io
+
+__all__ = ["declare", "describe", "node_schema"]
+
+
+@cache
+def _known_keywords(factory: Callable[..., Any]) -> frozenset[str] | None:
+    """Parameter names of `factory`, or None where it takes any (`**kwargs`)."""
+    parameters = inspect.signature(factory).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return frozenset(p.name for p in parameters)
+
+
+def declare(factory: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a schema class of the host, without the keywords that it does not have.
+
+    `declare(io.Int.Input, "epochs", default=8, min=1, advanced=True)` gives the input on old hosts too, where
+    `advanced` is unknown. Positional arguments are passed as they are (use them for the id only: the order of the
+    others differs between versions). Keywords that are None are dropped as well.
+    """
+    known = _known_keywords(factory)
+    kept = {name: value for name, value in kwargs.items() if value is not None and (known is None or name in known)}
+    return factory(*args, **kept)
+
+
+def describe(node: type) -> str:
+    """The node's description: its class docstring, one line a paragraph (the front end wraps the lines itself)."""
+    paragraphs = inspect.cleandoc(node.__doc__ or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def node_schema(
+    node: type,
+    *,
+    node_id: str,
+    display_name: str,
+    category: str,
+    inputs: list[Any],
+    outputs: list[Any],
+    **more: Any,
+) -> io.Schema:
+    """Schema of the node class `node`; its docstring becomes the description.
+
+    `more` may hold any keyword of any host version (`hidden`, `is_output_node`, `search_aliases`, ...); what this
+    host does not know is dropped. An id must not name both an input and an output: old hosts refuse that.
+    """
+    return declare(
+        io.Schema,
+        node_id=node_id,
+        display_name=display_name,
+        category=category,
+        description=describe(node),
+        inputs=inputs,
+        outputs=outputs,
+        **more,
+    )
