@@ -1,0 +1,37 @@
+"""What the Comfy registry and installers read from the root."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no tomllib")
+
+
+@pytest.fixture(scope="module")
+def project():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def test_requirements_and_pyproject_list_the_same_packages(project):
+    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    wanted = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    assert project["project"]["dependencies"] == wanted
+
+
+def test_nothing_caps_or_pins_what_a_user_has_installed(project):
+    for requirement in project["project"]["dependencies"]:
+        assert not re.search(r"==|<|~=", requirement), f"{requirement} would replace a version that works for the user"
+
+
+def test_the_registry_finds_what_it_asks_for(project):
+    name = project["project"]["name"]
+    assert re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{1,98}", name) and "comfyui" not in name.lower()
+    assert re.fullmatch(r"\d+\.\d+\.\d+", project["project"]["version"])
+    assert (ROOT / project["project"]["license"]["file"]).is_file()
+    assert project["tool"]["comfy"]["requires-comfyui"] == ">=0.3.75"
+    accelerators = {"NVIDIA CUDA", "AMD ROCm", "Intel Arc", "Apple Metal"}  # the host's own list of known values
+    lines = [line for line in project["project"]["classifiers"] if line.startswith("Environment ::")]
+    assert lines and all(line.removeprefix("Environment :: GPU :: ") in accelerators for line in lines)
