@@ -1,0 +1,1 @@
+"""From pictures to batches: reading, cutting, degrading, splitting, shards on disk, and the order of a run."""

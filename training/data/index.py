@@ -1,0 +1,116 @@
+"""`index.json`: what a dataset says about itself, and how it is checked before anything is read from it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ..errors import BadInput
+from .pictures import sha256_file
+
+FORMAT = "ref2v-dataset"
+VERSION = 1
+INDEX = "index.json"
+SPLITS = ("train", "held_out")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One target latent z with its base latent b: where it lies, and where it came from.
+
+    `height` and `width` are latent cells. `source` is relative to the picture folder and `sha256` is that file's.
+    Pairs of one `group` (siblings of one picture) are all on the same side of the split.
+    """
+
+    shard: str
+    row: int
+    height: int
+    width: int
+    split: str
+    source: str
+    sha256: str
+    group: str
+    flip: bool
+    caption: str
+
+
+def index_text(index: dict) -> str:
+    """The index as it is written: sorted, indented, ASCII (a file name need not be valid Unicode), no NaN."""
+    return json.dumps(index, sort_keys=True, indent=1, allow_nan=False) + "\n"
+
+
+def content_hash(index: dict) -> str:
+    """SHA-256 (hex) over the index without its own hash. The index holds every shard's SHA-256, so it covers the
+    tensors too; files beside the shards (a contact sheet) are not covered."""
+    content = {key: value for key, value in index.items() if key != "content_hash"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def pair_entry(pair: Pair) -> dict[str, Any]:
+    """A pair as `index.json` holds it."""
+    return asdict(pair)
+
+
+def read_index(folder: str | Path, *, verify: bool = False) -> tuple[dict, tuple[Pair, ...]]:
+    """Read and check `index.json` and the shards that it names.
+
+    The index's own hash and the presence and size of every shard are always checked; with `verify` every shard is
+    also read through and its SHA-256 compared.
+
+    Raises:
+        BadInput: the folder is missing or no dataset, was changed, is of another version, or lacks (part of) a shard.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise BadInput(f"There is no dataset folder {folder}.")
+    index = _parse(folder)
+    if index.get("version") != VERSION:
+        raise BadInput(
+            f"The dataset {folder} has version {index.get('version')!r} of its format, and this program reads "
+            f"version {VERSION}: build it again, or update the program."
+        )
+    if index.get("content_hash") != content_hash(index):
+        raise BadInput(f"{INDEX} of the dataset {folder} was changed after the dataset was built: build it again.")
+    try:
+        for shard in index["shards"]:
+            _check_shard(folder, shard["name"], shard["bytes"], shard["sha256"] if verify else None)
+        pairs = tuple(Pair(**{field.name: entry[field.name] for field in fields(Pair)}) for entry in index["pairs"])
+    except (KeyError, TypeError) as error:
+        raise BadInput(f"{INDEX} of the dataset {folder} lacks a field that it must have: {error}.") from error
+    known = {shard["name"] for shard in index["shards"]}
+    for pair in pairs:
+        if pair.shard not in known:
+            raise BadInput(f"{INDEX} of the dataset {folder} names a shard that it does not list: {pair.shard!r}.")
+    return index, pairs
+
+
+def _parse(folder: Path) -> dict:
+    try:
+        index = json.loads((folder / INDEX).read_bytes())
+    except FileNotFoundError:
+        raise BadInput(f"The folder {folder} is not a dataset: it holds no {INDEX}.") from None
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{INDEX} of the dataset {folder} cannot be read: {error}.") from error
+    if not isinstance(index, dict) or index.get("format") != FORMAT:
+        raise BadInput(f"The folder {folder} is not a dataset: its {INDEX} does not say format {FORMAT!r}.")
+    return index
+
+
+def _check_shard(folder: Path, name: str, size: int, sha256: str | None) -> None:
+    # An index from elsewhere must not lead the reader out of its own folder.
+    if not isinstance(name, str) or not name or Path(name).name != name or "\\" in name:
+        raise BadInput(f"{INDEX} of the dataset {folder} names a shard that is not a plain file name: {name!r}.")
+    path = folder / name
+    if not path.is_file():
+        raise BadInput(f"The dataset {folder} lacks its file {name}.")
+    found = path.stat().st_size
+    if found != size:
+        raise BadInput(
+            f"The file {name} of the dataset {folder} must have {size} bytes and has {found}: build it again."
+        )
+    if sha256 is not None and sha256_file(path) != sha256:
+        raise BadInput(f"The file {name} of the dataset {folder} is damaged: its SHA-256 is not the one in {INDEX}.")
