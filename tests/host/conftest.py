@@ -1,0 +1,42 @@
+"""The real host, booted once for the whole session, with the test checkpoints in its models folder."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.host.checkpoints import FULL, SMALL, make_checkpoints
+from tests.host.server import PACK, HostServer
+
+STATE = PACK / ".dev"  # what dev.py keeps: the host, and here the checkpoints between two sessions
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if {"host", "host_path"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("host")
+
+
+@pytest.fixture(scope="session")
+def host_path() -> Path:
+    """The folder of the host's main.py: REF2V_HOST (dev.py sets it), else what `dev.py setup` has unpacked."""
+    path = Path(os.environ.get("REF2V_HOST") or STATE / "host" / "ComfyUI")
+    if not (path / "main.py").is_file():
+        pytest.fail(f"There is no ComfyUI at {path}. Run `python3 dev.py test`, which sets it up, or set REF2V_HOST.")
+    return path
+
+
+@pytest.fixture(scope="session")
+def host(host_path, tmp_path_factory):
+    """The session's host. Tests share it: use file and folder names of your own."""
+    base = tmp_path_factory.mktemp("host")
+    make_checkpoints(host_path, base / "models" / "checkpoints", SMALL, cache=STATE / "checkpoints")
+    with HostServer(host_path, base=base) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def full_checkpoint(host_path, host) -> str:
+    """The name under which the host finds a checkpoint with the true shape of SD 1.5 (5 GiB of memory once loaded)."""
+    make_checkpoints(host_path, host.base / "models" / "checkpoints", (FULL,), cache=STATE / "checkpoints")
+    return FULL
