@@ -17,8 +17,7 @@ from ..errors import BadInput
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
 # Only these decoders are tried, whatever a file is called: others (EPS) start programs or read further files.
-# MPO is what many phones write into a .jpg.
-FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "BMP", "TIFF", "GIF")
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
 MIN_SIDE = 16
 MAX_PIXELS = 8192 * 8192
 MAX_ASPECT = 8

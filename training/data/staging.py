@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -127,11 +128,10 @@ def _try_lock(file) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename itself durable. Windows opens no folders, and has no need of it."""
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    """Make a rename itself durable, where the system can: Windows and some network disks sync no folders."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
