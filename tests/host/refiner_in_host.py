@@ -1,0 +1,427 @@
+"""What is tried inside a real host process, without its server: refiner files as MODELs in the host's samplers.
+
+    python tests/host/refiner_in_host.py HOST_FOLDER RESULT.json [check ...]
+
+The host reads sys.argv while it is imported, so pytest never imports it; the tests run this script once and look at the
+numbers and sentences that it writes. Everything is tiny, in float32, on the CPU.
+"""
+
+import importlib.util
+import json
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+HOST, RESULT, WANTED = sys.argv[1], sys.argv[2], sys.argv[3:]
+PACK = Path(__file__).resolve().parents[2]
+WORK = tempfile.TemporaryDirectory(prefix="ref2v-")
+sys.path.insert(0, HOST)
+sys.argv = ["main.py", "--cpu", "--base-directory", WORK.name]
+
+import comfy.options  # noqa: E402
+
+comfy.options.enable_args_parsing()
+import comfy.sample  # noqa: E402
+import comfy.samplers  # noqa: E402
+import torch  # noqa: E402
+
+
+def load_pack():
+    """The pack as the host loads it: under a module name that is a path."""
+    name = str(PACK).replace(".", "_x_")
+    spec = importlib.util.spec_from_file_location(name, PACK / "__init__.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return name
+
+
+NAME = load_pack()
+model_module = importlib.import_module(f"{NAME}.nodes.host.refiner_model")
+sampling_module = importlib.import_module(f"{NAME}.nodes.host.refiner_sampling")
+flow = importlib.import_module(f"{NAME}.training.refiner.flow")
+file_module = importlib.import_module(f"{NAME}.training.refiner.file")
+unet_module = importlib.import_module(f"{NAME}.training.refiner.unet")
+BadInput = importlib.import_module(f"{NAME}.training.errors").BadInput
+
+SHAPES = {  # every way in which the host's and the core's descriptions of a network differ
+    "text, 3 levels": dict(
+        latent_channels=4, block_channels=(32, 64, 64), layers_per_block=2, transformer_depth=(1, 2, 1), middle_depth=1,
+        heads=(4, 4, 4), context_dim=24,
+    ),
+    "pixel-small": dict(unet_module.PRESETS["pixel-small"], latent_channels=3),
+    "no attention": dict(
+        latent_channels=4, block_channels=(32, 64), layers_per_block=1, transformer_depth=(0, 0), middle_depth=0,
+        heads=(1, 1), context_dim=8,
+    ),
+    "no middle attention": dict(
+        latent_channels=4, block_channels=(32, 64, 96), layers_per_block=1, transformer_depth=(1, 1, 0), middle_depth=0,
+        heads=(4, 4, 4), context_dim=8,
+    ),
+    "one level": dict(
+        latent_channels=4, block_channels=(32,), layers_per_block=1, transformer_depth=(1,), middle_depth=1,
+        heads=(2,), context_dim=8,
+    ),
+    "pooled, head size": dict(  # SDXL in small: depth 0 first, uneven depths, one head size, linear projections
+        latent_channels=4, block_channels=(32, 64, 128), layers_per_block=2, transformer_depth=(0, 2, 3),
+        middle_depth=3, heads=(1, 2, 4), context_dim=40, linear_projection=True, pooled_dim=20,
+    ),
+    "16 channels": dict(
+        latent_channels=16, block_channels=(32, 64), layers_per_block=1, transformer_depth=(0, 1), middle_depth=1,
+        heads=(4, 4), context_dim=16,
+    ),
+}  # fmt: skip
+SIZES = [(64, 64), (85, 97), (33, 50)]
+LATENTS = {
+    3: {"name": "ChromaRadiance", "channels": 3, "scale": 1.0, "shift": 0.0, "downscale": 1},
+    4: {"name": "SD15", "channels": 4, "scale": 0.18215, "shift": 0.0, "downscale": 8},
+    16: {
+        "name": "measured", "channels": 16, "scale": [0.5 + 0.1 * i for i in range(16)],
+        "shift": [0.1 * i - 0.7 for i in range(16)], "downscale": 8,
+    },
+}  # fmt: skip
+S, RMS = 0.1, 0.1
+
+
+def random_net(config, seed=0):
+    """A core network whose every weight matters: build_unet zeroes the last convolution."""
+    torch.manual_seed(seed)
+    net = unet_module.build_unet(config).requires_grad_(False).eval()
+    net.conv_out.weight.normal_(0, 0.05)
+    net.conv_out.bias.normal_(0, 0.05)
+    return net
+
+
+def refiner_file(shape="text, 3 levels", *, s=S, name="refiner.safetensors", weights=None, preview=None, **changes):
+    """(path, core network, metadata, empty conditioning) of a refiner with random weights."""
+    config = unet_module.UNetConfig(**{**SHAPES[shape], **changes})
+    net = random_net(config)
+    times = flow.sigmas(8 if s else 1).tolist()
+    meta = file_module.RefinerMeta(
+        unet=config, latent=LATENTS[config.latent_channels], preview=preview, noise_scale=s, residual_rms=RMS,
+        c_v=flow.velocity_scale(RMS, s), sigmas=times, context=None, training={},
+    )  # fmt: skip
+    empty = {"context": torch.randn(7, config.context_dim)}
+    if config.pooled_dim:
+        empty["pooled"] = torch.randn(config.pooled_dim)
+    path = Path(WORK.name) / name
+    file_module.save_refiner(path, net.state_dict() if weights is None else weights, empty, meta)
+    return path, net, meta, empty
+
+
+def error(a, b):
+    """Relative error of a against b."""
+    return float((a.double() - b.double()).norm() / b.double().norm())
+
+
+def core_velocity(net, meta, b, context, pooled=None):
+    """(x, t) -> v with the core's own network."""
+    height, width = (side * meta.latent["downscale"] for side in b.shape[-2:])
+    time_ids = torch.tensor([[height, width, 0, 0, height, width]], dtype=torch.float32).expand(b.shape[0], -1)
+    context = context.expand(b.shape[0], -1, -1)
+    added = {} if pooled is None else {"pooled": pooled.expand(b.shape[0], -1), "time_ids": time_ids}
+    return lambda x, t: meta.c_v * unet_module.call_unet(net, x, b, t, context, **added)
+
+
+def sample(model, conditioning, latent, *, steps=8, seed=1, noise=None, sampler="euler", scheduler="simple", **more):
+    """What the host's KSampler node does."""
+    latent = comfy.sample.fix_empty_latent_channels(model, latent)
+    if noise is None:
+        noise = comfy.sample.prepare_noise(latent, seed)
+    negative = more.pop("negative", conditioning)
+    cfg = more.pop("cfg", 1.0)
+    return comfy.sample.sample(
+        model,
+        noise,
+        steps,
+        cfg,
+        sampler,
+        scheduler,
+        conditioning,
+        negative,
+        latent,
+        seed=seed,
+        disable_pbar=True,
+        **more,
+    )
+
+
+def refusal(action):
+    """The sentence that a person would read, or how else it ended."""
+    try:
+        action()
+    except BadInput as refused:
+        return str(refused)
+    except Exception as failure:  # noqa: BLE001 the test shall show what came instead
+        return f"NOT A SENTENCE: {type(failure).__name__}: {failure}"
+    return "PASSED"
+
+
+# ------------------------------------------------------------------------------------------------------------- checks
+
+
+def check_unet_equality():
+    """The host's network against the core's from the same file; relative error for each shape and size."""
+    found = {}
+    for shape in SHAPES:
+        path, net, meta, empty = refiner_file(shape)
+        model, _ = model_module.load_refiner_model(path, 1.0)
+        for height, width in SIZES:
+            torch.manual_seed(3)
+            x, b = torch.randn(2, 2, meta.unet.latent_channels, height, width)
+            t, context = torch.tensor([0.3, 0.7]), torch.randn(2, 5, meta.unet.context_dim)
+            core, host = {}, {}
+            if meta.unet.pooled_dim:
+                pooled = torch.randn(2, meta.unet.pooled_dim)
+                pixels = [side * meta.latent["downscale"] for side in (height, width)]
+                core = {"pooled": pooled, "time_ids": torch.tensor([[*pixels, 0.0, 0.0, *pixels]]).expand(2, -1)}
+                host = {"y": model.model.encode_adm(noise=x, pooled_output=pooled, device=x.device)}
+            expected = unet_module.call_unet(net, x, b, t, context, **core)
+            got = model.model.diffusion_model(torch.cat([x, b], 1), 1000 * t, context=context, **host)
+            found[f"{shape} at {height}x{width}"] = error(got, expected)
+    return found
+
+
+def check_ksampler():
+    """The plain KSampler against the core's own sampler on the same noise, in raw latent space."""
+    found = {}
+    for shape in SHAPES:
+        path, net, meta, empty = refiner_file(shape)
+        model, conditioning = model_module.load_refiner_model(path, 1.0)
+        format_ = model.model.latent_format
+        for batch, steps in ((3, 8), (1, 4)):
+            base = 2 * torch.randn(batch, meta.unet.latent_channels, 13, 18) + 0.3
+            noise = comfy.sample.prepare_noise(base, 1)
+            b = format_.process_in(base)
+            v_of = core_velocity(net, meta, b, empty["context"], empty.get("pooled"))
+            expected = format_.process_out(flow.sample(v_of, b, noise, meta.noise_scale, flow.sigmas(steps)))
+            found[f"{shape}, batch {batch}, {steps} steps"] = error(
+                sample(model, conditioning, base, steps=steps), expected
+            )
+            found[f"{shape}, batch {batch}, {steps} steps, changed"] = error(expected, base)
+    return found
+
+
+def check_text_conditioning():
+    """Another text gives another picture; guidance works with a negative, whose missing base is filled in."""
+    path, net, meta, empty = refiner_file("pooled, head size")
+    model, own = model_module.load_refiner_model(path, 1.0)
+    base = torch.randn(2, 4, 16, 16)
+    text = [[torch.randn(1, 9, 40), {"pooled_output": torch.randn(1, 20)}]]
+    noise = comfy.sample.prepare_noise(base, 1)
+    b = model.model.latent_format.process_in(base)
+    v_of = core_velocity(net, meta, b, text[0][0], text[0][1]["pooled_output"])
+    u_of = core_velocity(net, meta, b, own[0][0], own[0][1]["pooled_output"])
+    guided = flow.sample(lambda x, t: u_of(x, t) + 3 * (v_of(x, t) - u_of(x, t)), b, noise, S, flow.sigmas(8))
+    expected = model.model.latent_format.process_out(guided)
+    zeros = core_velocity(net, meta, b, text[0][0], torch.zeros(1, 20))
+    zeros = model.model.latent_format.process_out(flow.sample(zeros, b, noise, S, flow.sigmas(8)))
+    return {
+        "text changes": error(sample(model, text, base), sample(model, own, base)),
+        "cfg 3": error(sample(model, text, base, negative=own, cfg=3.0), expected),
+        "no pooled text": error(sample(model, [[text[0][0], {}]], base), zeros),
+    }
+
+
+def check_split():
+    """4 + 4 steps as two KSamplerAdvanced, b through the conditioning, against 8 steps."""
+    found = {}
+    for shape in ("text, 3 levels", "16 channels"):
+        path, net, meta, empty = refiner_file(shape)
+        model, conditioning = model_module.load_refiner_model(path, 1.0)
+        base = torch.randn(2, meta.unet.latent_channels, 11, 16) + 0.2
+        whole = sample(model, conditioning, base)
+        with_base = model_module.add_base(conditioning, {"samples": base})
+        none = torch.zeros_like(base)
+        for first in (conditioning, with_base):
+            half = sample(model, first, base, start_step=0, last_step=4)
+            name = f"{shape}, {'plain first' if first is conditioning else 'with base'}"
+            found[name] = error(sample(model, with_base, half, noise=none, start_step=4, last_step=10000), whole)
+            found[f"{name}, half changed"] = error(half, whole)
+        # `positive` alone carries the base; an empty latent beside it starts from the base
+        mixed = sample(model, with_base, half, noise=none, negative=conditioning, cfg=2.0, start_step=4)
+        both = sample(model, with_base, half, noise=none, negative=with_base, cfg=2.0, start_step=4)
+        found[f"{shape}, base in positive only"] = error(mixed, both)
+        empty_latent = torch.zeros(2, 4, 11, 16)  # of 4 channels, whatever the model has: the host repeats them
+        found[f"{shape}, empty latent"] = error(sample(model, with_base, empty_latent), whole)
+        found[f"{shape}, input untouched"] = float("concat_latent_image" in conditioning[0][1])
+        weak, _ = model_module.load_refiner_model(path, 0.5)
+        found[f"{shape}, weak half is untouched"] = error(
+            sample(weak, with_base, base, start_step=0, last_step=4), half
+        )
+        blended = sample(weak, with_base, half, noise=none, start_step=4)
+        found[f"{shape}, weak split"] = error(blended, torch.lerp(base, whole, 0.5))
+    return found
+
+
+def check_sigmas():
+    """SamplerCustom with the run's own sigmas against the KSampler."""
+    path, net, meta, empty = refiner_file()
+    model, conditioning = model_module.load_refiner_model(path, 1.0)
+    sigmas = model_module.own_sigmas(model)
+    base = torch.randn(2, 4, 16, 16)
+    noise = comfy.sample.prepare_noise(base, 1)
+    custom = comfy.sample.sample_custom(
+        model, noise, 1.0, comfy.samplers.sampler_object("euler"), sigmas, conditioning, conditioning, base, seed=1,
+        disable_pbar=True,
+    )  # fmt: skip
+    simple = comfy.samplers.calculate_sigmas(model.get_model_object("model_sampling"), "simple", 8)
+    return {
+        "sigmas": sigmas.tolist(),
+        "dtype": str(sigmas.dtype),
+        "simple": (sigmas - simple).abs().max().item(),
+        "samples": error(custom, sample(model, conditioning, base)),
+        "other model": refusal(lambda: model_module.own_sigmas(torch.nn.Linear(1, 1))),
+    }
+
+
+def check_strength():
+    path, net, meta, empty = refiner_file()
+    base = torch.randn(2, 4, 16, 16)
+    whole, distances = None, []
+    for strength in (1.0, 0.9, 0.6, 0.3, 0.1, 0.0):
+        model, conditioning = model_module.load_refiner_model(path, strength)
+        model = model.clone().clone()
+        out = sample(model, conditioning, base)
+        whole = out if whole is None else whole
+        distances.append(float((out - base).norm()))
+    bare = model_module._build_patcher(path)
+    return {
+        "distances": distances,
+        "0 is the base": torch.equal(out, base),
+        "1 is untouched": torch.equal(whole, sample(bare, conditioning, base)),
+        "below 0": refusal(lambda: model_module.load_refiner_model(path, -0.1)),
+    }
+
+
+def check_clones():
+    """Two clones of one loaded MODEL side by side, and the loaded one after them."""
+    path, net, meta, empty = refiner_file()
+    model, conditioning = model_module.load_refiner_model(path, 1.0)
+    base = torch.randn(1, 4, 16, 16)
+    first, second = model.clone(), model.clone()
+    outs = [sample(m, conditioning, base) for m in (first, second, model, first)]
+    return {"equal": all(torch.equal(out, outs[0]) for out in outs)}
+
+
+def check_mask():
+    """A noise mask keeps the base outside of it."""
+    path, *_ = refiner_file()
+    model, conditioning = model_module.load_refiner_model(path, 1.0)
+    base, mask = torch.randn(1, 4, 16, 16), torch.zeros(1, 1, 16, 16)
+    mask[..., :8] = 1
+    out = sample(model, conditioning, base, noise_mask=mask)
+    return {"outside": error(out[..., 8:], base[..., 8:]), "inside": error(out[..., :8], base[..., :8])}
+
+
+def check_latent_format():
+    """Round trips, previews, dtypes, and what the host is told."""
+    model, _ = model_module.load_refiner_model(refiner_file("16 channels")[0], 1.0)
+    format_, x = model.model.latent_format, torch.randn(2, 16, 5, 6)
+    shift, scale = (torch.tensor(LATENTS[16][key]).reshape(1, -1, 1, 1) for key in ("shift", "scale"))
+    fitted = {"weight": [[0.1, 0.2, 0.3]] * 16, "bias": [0.0, 0.1, 0.2]}
+    previewed, _ = model_module.load_refiner_model(refiner_file("16 channels", preview=fitted)[0], 1.0)
+    sd15, _ = model_module.load_refiner_model(refiner_file(preview=fitted)[0], 1.0)
+    pixels, _ = model_module.load_refiner_model(refiner_file("pixel-small")[0], 1.0)
+    return {
+        "in": error(format_.process_in(x), (x - shift) * scale),
+        "out": error(format_.process_out(format_.process_in(x)), x),
+        "fitted preview": previewed.model.latent_format.latent_rgb_factors == fitted["weight"],
+        "host preview": sd15.model.latent_format.latent_rgb_factors == comfy.latent_formats.SD15().latent_rgb_factors,
+        "pixel preview": pixels.model.latent_format.latent_rgb_factors == torch.eye(3).tolist(),
+        "pixels unchanged": torch.equal(pixels.model.latent_format.process_in(x[:, :3]), x[:, :3]),
+        "dtype": str(model.model.get_dtype()),
+        "memory": model.model.memory_usage_factor,
+    }
+
+
+def check_refusals():
+    """Each thing that does not fit, and the sentence for it."""
+    path, net, meta, empty = refiner_file("pooled, head size")
+    model, cond = model_module.load_refiner_model(path, 1.0)
+    base, zeros = torch.randn(2, 4, 16, 16), torch.zeros(2, 4, 16, 16)
+    with_base = model_module.add_base(cond, {"samples": base})
+    other = model_module.add_base(cond, {"samples": base + 1})
+    shot_path, *_ = refiner_file(s=0.0, name="shot.safetensors")
+    shot, shot_cond = model_module.load_refiner_model(shot_path, 1.0)
+    euler = comfy.samplers.sampler_object("euler")
+
+    def custom(sigmas):
+        noise = comfy.sample.prepare_noise(base, 1)
+        comfy.sample.sample_custom(model, noise, 1.0, euler, torch.tensor(sigmas), cond, cond, base, disable_pbar=True)
+
+    shifted = model.clone()
+    shifted.add_object_patch("model_sampling", comfy.model_sampling.ModelSamplingDiscreteFlow())
+
+    def with_size(height, width, batch=2):
+        return model_module.add_base(cond, {"samples": torch.randn(batch, 4, height, width)})
+
+    tries = {
+        "channels": lambda: sample(model, cond, torch.randn(1, 16, 8, 8)),
+        "video latent": lambda: sample(model, cond, torch.randn(1, 4, 3, 8, 8)),
+        "empty latent": lambda: sample(model, cond, zeros),
+        "empty base": lambda: sample(model, model_module.add_base(cond, {"samples": zeros}), base),
+        "denoise": lambda: sample(model, cond, base, denoise=0.5),
+        "denoise with base": lambda: sample(model, with_base, base, denoise=0.5),
+        "split without base": lambda: sample(model, cond, base, noise=zeros, start_step=4),
+        "split with noise": lambda: sample(model, with_base, base, start_step=4),
+        "split with mask": lambda: sample(model, with_base, base, noise=zeros, start_step=4, noise_mask=zeros[:, :1]),
+        "base batch": lambda: sample(model, with_size(16, 16, 3), base),
+        "base size": lambda: sample(model, with_size(16, 24), base),
+        "base channels": lambda: sample(
+            model, model_module.add_base(cond, {"samples": torch.randn(2, 3, 16, 16)}), base
+        ),
+        "two bases": lambda: sample(model, with_base, base, negative=other),
+        "text width": lambda: sample(model, [[torch.randn(1, 7, 41), {}]], base),
+        "no text": lambda: sample(model, [[None, {}]], base),
+        "pooled width": lambda: sample(model, [[torch.randn(1, 7, 40), {"pooled_output": torch.randn(1, 21)}]], base),
+        "controlnet": lambda: sample(model, [[cond[0][0], {"gligen": ("position", None, [])}]], base),
+        "foreign sigmas": lambda: custom([14.6, 3.0, 0.0]),
+        "rising sigmas": lambda: custom([1.0, 0.2, 0.5, 0.0]),
+        "model sampling": lambda: sample(shifted, cond, base),
+        "one shot": lambda: sample(shot, shot_cond, base, steps=8),
+        "one shot, one step": lambda: sample(shot, shot_cond, base, steps=1),
+        "one base, batch": lambda: sample(model, with_size(16, 16, 1), base),
+    }
+    return {name: refusal(action) for name, action in tries.items()}
+
+
+def check_files():
+    """Files that are no refiner, or not the one that they say."""
+    folder = Path(WORK.name)
+    path, net, meta, empty = refiner_file()
+    whole = path.read_bytes()
+    (folder / "truncated.safetensors").write_bytes(whole[: len(whole) // 2])
+    (folder / "nothing.safetensors").write_bytes(b"")
+    torch.save({"a": torch.zeros(1)}, folder / "pickle.safetensors")
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.zeros(1)}, folder / "other.safetensors")
+    weights = net.state_dict()
+    less = {key: value for key, value in weights.items() if key != "conv_in.weight"}
+    refiner_file(weights=less, name="less.safetensors")
+    refiner_file(weights={**weights, "more.weight": torch.zeros(1)}, name="more.safetensors")
+    refiner_file(weights={**weights, "conv_in.weight": torch.zeros(32, 8, 1, 1)}, name="shape.safetensors")
+    names = ("truncated", "nothing", "pickle", "other", "less", "more", "shape", "absent")
+    return {
+        name: refusal(lambda name=name: model_module.load_refiner_model(folder / f"{name}.safetensors", 1.0))
+        for name in names
+    }
+
+
+def main():
+    checks = {name.removeprefix("check_"): run for name, run in globals().items() if name.startswith("check_")}
+    results = {}
+    for name in WANTED or checks:
+        try:
+            with torch.inference_mode():  # the host runs its nodes in it
+                torch.manual_seed(0)
+                results[name] = checks[name]()
+        except Exception:  # noqa: BLE001 one broken check must not hide the others
+            results[name] = {"failed": traceback.format_exc()}
+    Path(RESULT).write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
