@@ -19,3 +19,7 @@ def first_error(error) -> str:
     value = first.get("input")
     got = "" if isinstance(value, dict) or first["type"] == "missing" else f" (got {value!r})"
     return f"{field + ': ' if field else ''}{reason}{got}"
+
+
+class TrainingFailed(RuntimeError):
+    """A run that stopped because its numbers went wrong; the message says at which step, what, and what was kept."""

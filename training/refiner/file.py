@@ -1,4 +1,4 @@
-"""refiner.safetensors: the network's weights, the run's own empty conditioning, and in the metadata all that a sampler needs."""
+"""refiner.safetensors: weights, the run's own empty conditioning, and in the metadata all that a sampler needs."""
 
 from __future__ import annotations
 
@@ -44,22 +44,23 @@ def save_refiner(path: Path, weights: dict[str, Tensor], empty: dict[str, Tensor
 
     weights: diffusers UNet2DConditionModel names; empty: "context" [T, D] and, with pooled_dim, "pooled" [P].
     """
-    from safetensors.torch import save
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
 
     tensors = {WEIGHTS + name: t.detach().cpu().contiguous() for name, t in weights.items()}
     tensors |= {EMPTY + name: t.detach().cpu().contiguous() for name, t in empty.items()}
     # exactly one metadata entry: safetensors writes several in an order that differs from process to process
-    data = save(tensors, metadata={"ref2v": json.dumps(meta.model_dump(mode="json"), sort_keys=True)})
+    metadata = {"ref2v": json.dumps(meta.model_dump(mode="json"), sort_keys=True)}
     beside = path.with_name(path.name + ".partial")
     try:
-        with open(beside, "wb") as file:
-            file.write(data)
-            file.flush()
+        save_file(tensors, beside, metadata)
+        with open(beside, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(beside, path)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         beside.unlink(missing_ok=True)
-        raise BadInput(f"{path.name}: could not be written ({len(data):,} bytes): {error.strerror}.") from error
+        size = sum(t.nbytes for t in tensors.values())
+        raise BadInput(f"{path}: expected room for {size:,} bytes, but writing failed: {error}.") from error
 
 
 def load_meta(path: Path) -> RefinerMeta:
@@ -90,11 +91,11 @@ def _open(path: Path):
     with open(path, "rb") as file:
         head = file.read(2)
     if head in (b"PK", b"\x80\x02", b"\x80\x04"):
-        raise BadInput(f"{path.name}: expected a safetensors refiner, got a pickle; pickles can run code and are refused.")
+        raise BadInput(f"{path.name}: expected a safetensors refiner, got a pickle, which can run code.")
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
-        raise BadInput(f"{path.name}: expected a whole safetensors file, got one that is truncated or damaged ({error}).") from error
+        raise BadInput(f"{path.name}: expected a whole safetensors file, got a damaged one ({error}).") from error
 
 
 def _parse_meta(path: Path, metadata: dict[str, str]) -> RefinerMeta:
@@ -103,4 +104,4 @@ def _parse_meta(path: Path, metadata: dict[str, str]) -> RefinerMeta:
     try:
         return RefinerMeta.model_validate_json(metadata["ref2v"])
     except ValidationError as error:
-        raise BadInput(f"{path.name}: the refiner's metadata does not fit this version of the pack: {first_error(error)}.") from error
+        raise BadInput(f"{path.name}: its metadata does not fit this version: {first_error(error)}.") from error

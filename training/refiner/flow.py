@@ -79,8 +79,8 @@ def draw_times(count: int, grid: Tensor, on_grid: float, generator: torch.Genera
     return torch.where(chosen, picked, uniform).float()
 
 
-def euler(v_of: Velocity, x: Tensor, times: Tensor) -> Iterator[Tensor]:
-    """Walk x from times[0] to times[-1]; yields the state after each step. Euler's method is exact for straight paths."""
+def walk(v_of: Velocity, x: Tensor, times: Tensor) -> Iterator[Tensor]:
+    """Walk x from times[0] to times[-1]; yields the state after each step. Euler is exact for straight paths."""
     for now, then in zip(times[:-1].tolist(), times[1:].tolist(), strict=True):
         t = torch.full((x.shape[0],), now, dtype=torch.float32, device=x.device)
         x = x + (then - now) * v_of(x, t)
@@ -89,10 +89,8 @@ def euler(v_of: Velocity, x: Tensor, times: Tensor) -> Iterator[Tensor]:
 
 def sample(v_of: Velocity, b: Tensor, e: Tensor, s: float, times: Tensor) -> Tensor:
     """The refined latent: from x_1 = b + times[0] s e along v to t = 0. b, e: [B, C, H, W]."""
-    x = b + float(times[0]) * s * e
-    for x in euler(v_of, x, times):  # noqa: B007 the last state is the answer
-        pass
-    return x
+    *_, refined = walk(v_of, b + float(times[0]) * s * e, times)
+    return refined
 
 
 def blend(b: Tensor, refined: Tensor, strength: float) -> Tensor:

@@ -95,7 +95,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Named shapes; the latent channels and, where text is used, its width come from the dataset at hand."""
 
 
-def preset(name: str, latent_channels: int, context_dim: int | None = None, pooled_dim: int | None = None) -> UNetConfig:
+def preset(
+    name: str, latent_channels: int, context_dim: int | None = None, pooled_dim: int | None = None
+) -> UNetConfig:
     """The named preset for a latent of `latent_channels` channels, with the text width of the data if it has one."""
     shape = dict(PRESETS[name], latent_channels=latent_channels)
     if context_dim is not None:

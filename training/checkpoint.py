@@ -1,0 +1,123 @@
+"""Checkpoints of a run: one folder a step, written beside and renamed, so that every folder that is there is whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import BadInput
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+TENSOR_FILES = ("weights", "ema", "optimizer")
+
+
+@dataclass
+class Checkpoint:
+    step: int
+    weights: dict[str, Tensor]
+    ema: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    state: dict[str, Any]  # JSON: what the loop needs beside tensors
+
+
+def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
+    """Write `folder`/step-00000360/, then drop all but the newest `keep`.
+
+    Raises BadInput (disk full, no permission); the older checkpoints are then as they were.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    final = folder / f"step-{checkpoint.step:08d}"
+    beside = folder / f".{final.name}.partial"
+    try:
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        sizes = {}
+        for name in TENSOR_FILES:
+            path = beside / f"{name}.safetensors"
+            save_file({k: t.detach().cpu().contiguous() for k, t in getattr(checkpoint, name).items()}, path)
+            sizes[path.name] = path.stat().st_size
+            _sync(path)
+        state = beside / "state.json"
+        state.write_text(json.dumps({"step": checkpoint.step, "files": sizes, **checkpoint.state}, sort_keys=True))
+        _sync(state)
+        if final.exists():  # the same step once more, after a resume: the same content
+            shutil.rmtree(final)
+        os.replace(beside, final)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise BadInput(f"{final}: the checkpoint could not be written, the older ones are whole: {error}.") from error
+    for old in list_steps(folder)[:-keep]:
+        shutil.rmtree(old)
+    return final
+
+
+def list_steps(folder: Path) -> list[Path]:
+    """Checkpoint folders, oldest first."""
+    return sorted(p for p in folder.glob("step-*") if p.is_dir())
+
+
+def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest whole checkpoint (None where there is none), and a sentence for each one passed over."""
+    passed_over = []
+    for path in reversed(list_steps(folder)):
+        try:
+            return _load(path), passed_over
+        except BadInput as error:
+            passed_over.append(str(error))
+    return None, passed_over
+
+
+def _load(path: Path) -> Checkpoint:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        state = json.loads((path / "state.json").read_text())
+        tensors = {}
+        for name in TENSOR_FILES:
+            file = path / f"{name}.safetensors"
+            expected, found = state["files"][file.name], file.stat().st_size
+            if expected != found:
+                raise BadInput(f"{path.name} passed over: {file.name} has {found:,} bytes instead of {expected:,}.")
+            tensors[name] = load_file(file)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(f"{path.name} passed over: it is not whole ({error}).") from error
+    return Checkpoint(step=state["step"], state=state, **tensors)
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, names: dict[nn.Parameter, str]) -> dict[str, Tensor]:
+    """The optimizer's state as named tensors, "<parameter>/<state>", so that no pickle is needed."""
+    import torch
+
+    return {
+        f"{names[parameter]}/{key}": value if torch.is_tensor(value) else torch.tensor(value)
+        for parameter, state in optimizer.state.items()
+        for key, value in state.items()
+    }
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter], tensors: dict[str, Tensor]
+) -> None:
+    """The inverse of optimizer_tensors."""
+    for key, value in tensors.items():
+        name, _, state = key.rpartition("/")
+        parameter = parameters[name]
+        # AdamW keeps its step counter on the CPU, its moments beside the parameter
+        optimizer.state[parameter][state] = value if state == "step" else value.to(parameter.device)
+
+
+def _sync(path: Path) -> None:
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,149 @@
+"""One training run as data: the same JSON for the node, the command line and the launcher.
+
+Errors name the field: "optimizer.learning_rate: Input should be greater than 0 (got -1)".
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from .errors import BadInput, first_error
+from .refiner.unet import PRESETS
+
+Precision = Literal["fp32", "bf16", "fp16"]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RefinerConfig(Section):
+    """Which network. `preset` "auto" looks at the dataset (training/plan.py, choose_unet)."""
+
+    preset: str = "auto"
+    shape: dict[str, Any] | None = Field(None, description="explicit UNetConfig fields instead of a preset")
+    base: Literal["SD1.5", "SDXL"] | None = Field(None, description="the base model's name, for the size ratio")
+    allow_larger: bool = Field(False, description="train a refiner above 30 % of its base all the same")
+
+    @model_validator(mode="after")
+    def _known(self) -> RefinerConfig:
+        if self.preset not in ("auto", *PRESETS):
+            raise ValueError(f"preset must be one of auto, {', '.join(PRESETS)}")
+        return self
+
+
+class FlowConfig(Section):
+    """The residual flow (training/refiner/flow.py)."""
+
+    noise_scale: Literal["auto"] | float = Field(
+        "auto", description="s; auto = RMS(z - b) of the training pairs; 0 = one-shot mode, one step at t = 1"
+    )
+    steps: int = Field(8, ge=1, le=1000, description="sampling steps that the refiner is made for")
+    on_grid: float = Field(0.5, ge=0, le=1, description="share of training times on the sampler's own sigmas; 1 = only")
+
+    @model_validator(mode="after")
+    def _not_negative(self) -> FlowConfig:
+        if self.noise_scale != "auto" and not 0 <= self.noise_scale < 100:
+            raise ValueError("noise_scale must be 'auto' or a number from 0 up to 100")
+        return self
+
+
+class DataConfig(Section):
+    batch_size: int = Field(4, ge=1, le=4096)
+    accumulation: int = Field(1, ge=1, le=4096, description="micro-batches per optimizer step")
+    repeats: int = Field(1, ge=1, le=10_000, description="how often an epoch shows each pair, each time another crop")
+    crop: int | None = Field(None, ge=8, description="side of the square training crops in latent cells; none = whole")
+    mirror: bool = Field(False, description="mirror half of the crops; pixel space only")
+    caption_dropout: float = Field(0.1, ge=0, le=1, description="share of samples trained on the empty caption")
+    workers: int = Field(0, ge=0, le=64, description="loader processes; 0 inside ComfyUI")
+
+
+class OptimizerConfig(Section):
+    """AdamW (Loshchilov & Hutter 2019) with linear warm-up and a cosine to zero over `horizon_steps`."""
+
+    learning_rate: float = Field(1e-4, gt=0, le=1)
+    betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: float = Field(0.01, ge=0, le=1)
+    warmup_steps: int = Field(20, ge=0)
+    horizon_steps: int | None = Field(None, ge=1, description="steps until the rate is zero; none = the whole run")
+    clip_norm: float = Field(1.0, gt=0, description="gradient norm above which gradients are scaled down")
+
+    @model_validator(mode="after")
+    def _betas(self) -> OptimizerConfig:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError("betas must lie in [0, 1)")
+        return self
+
+
+class ValidationConfig(Section):
+    every: int = Field(0, ge=0, description="steps between validations; 0 = once an epoch")
+    pictures: int = Field(4, ge=0, le=64, description="held-out pairs shown and measured in mid-training")
+    crop: int | None = Field(128, ge=8, description="side of the measured centre crop in latent cells; none = whole")
+
+
+class TrainConfig(Section):
+    """A whole run. `dataset` and `run` are folders; nothing of them enters the trained file's bytes."""
+
+    dataset: Path
+    run: Path
+    refiner: RefinerConfig = RefinerConfig()
+    flow: FlowConfig = FlowConfig()
+    data: DataConfig = DataConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    validation: ValidationConfig = ValidationConfig()
+    epochs: int = Field(8, ge=1, le=100_000)
+    ema_decay: float = Field(0.999, ge=0, lt=1)
+    precision: Precision = "fp32"
+    device: str = Field("auto", description="auto = the first GPU, else the CPU")
+    seed: int = Field(0, ge=0, lt=2**63)
+    keep_checkpoints: int = Field(2, ge=1)
+
+    @classmethod
+    def parse(cls, text: str) -> TrainConfig:
+        """From JSON; BadInput with the field's name."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise BadInput(f"Training configuration: {first_error(error)}.") from error
+
+    @classmethod
+    def build(cls, values: dict[str, Any]) -> TrainConfig:
+        """From a nested dictionary; BadInput with the field's name."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise BadInput(f"Training configuration: {first_error(error)}.") from error
+
+    def identity(self) -> dict[str, Any]:
+        """The part that decides the trained weights. Two runs of equal identity on equal data give equal bytes."""
+        values = self.model_dump(mode="json")
+        for free in FREE_ON_RESUME:
+            section, _, name = free.rpartition(".")
+            (values[section] if section else values).pop(name)
+        return values
+
+    def to_json(self) -> str:
+        return json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True) + "\n"
+
+
+FREE_ON_RESUME = (
+    "dataset", "run", "device", "keep_checkpoints", "data.workers", "validation.every", "validation.pictures",
+    "validation.crop",
+)
+"""Fields that may change between the parts of one run: where things lie and how often one looks, not what is learnt."""
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """"field old -> new" for every leaf where two identities differ."""
+    found = []
+    for key in sorted(old.keys() | new.keys()):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            found.append(f"{prefix}{key} {a!r} -> {b!r}")
+    return found

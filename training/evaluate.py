@@ -1,0 +1,162 @@
+"""Held-out pairs, measured: base against refined against target, for several numbers of steps.
+
+In pixel space the measures are those of pictures (PSNR, SSIM, radial spectrum), beside the best fixed sharpening
+filter. In a latent space a picture needs the VAE, which the core does not have; there the relative residual is
+measured, and the pictures are the dataset's linear preview.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from . import metrics
+from .data.shards import RefinerDataset
+from .refiner import flow
+from .refiner.model import Refiner
+
+STEP_COUNTS = (1, 2, 4, 8, 16)
+FILTER_SIZE = 9
+
+
+@dataclass
+class Evaluation:
+    rows: dict[str, dict[str, float]]  # "base", "sharpening", "1 step", ... -> measure -> mean over the pairs
+    loss_per_sigma: dict[str, float]
+    pictures: list[dict[str, Tensor]] = field(repr=False)  # per pair: base, refined, target as [3, h, w] in [0, 1]
+    count: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        return {"pairs": self.count, "measures": self.rows, "loss_per_sigma": self.loss_per_sigma}
+
+
+def is_pixel_space(data: RefinerDataset) -> bool:
+    return data.latent["channels"] == 3 and data.latent["downscale"] == 1
+
+
+def to_picture(latent: Tensor, preview: dict[str, Any] | None) -> Tensor:
+    """[C, h, w] in model space -> [3, h, w] in [0, 1]; without a preview map the latent is RGB in [-1, 1] already."""
+    rgb = latent.float()
+    if preview is not None:
+        weight, bias = torch.tensor(preview["weight"]), torch.tensor(preview["bias"])
+        rgb = torch.einsum("chw,ck->khw", rgb, weight) + bias[:, None, None]
+    return (rgb / 2 + 0.5).clamp(0, 1)
+
+
+def centre_crop(pair: dict[str, Tensor], side: int | None) -> tuple[Tensor, Tensor]:
+    """(z, b) of a pair, both [C, h, w], cropped to the centre; smaller pairs stay whole."""
+    height, width = pair["z"].shape[-2:]
+    h, w = min(side or height, height), min(side or width, width)
+    top, left = (height - h) // 2, (width - w) // 2
+    return tuple(pair[name][:, top : top + h, left : left + w].contiguous() for name in ("z", "b"))  # type: ignore
+
+
+def condition_of(data: RefinerDataset, pair: dict[str, Tensor], empty: dict[str, Tensor], device) -> dict[str, Tensor]:
+    """The conditioning of one pair as a batch of one."""
+    condition = {"context": pair.get("context", empty["context"])[None].to(device)}
+    if "pooled" in empty:
+        height, width = (side * data.latent["downscale"] for side in pair["z"].shape[-2:])
+        condition["pooled"] = pair.get("pooled", empty["pooled"])[None].to(device)
+        condition["time_ids"] = torch.tensor([[height, width, 0, 0, height, width]], dtype=torch.float32, device=device)
+    return condition
+
+
+def evaluate(
+    refiner: Refiner,
+    data: RefinerDataset,
+    indices: Sequence[int],
+    empty: dict[str, Tensor],
+    *,
+    sigmas: Sequence[float],
+    crop: int | None,
+    seed: int,
+    device: torch.device,
+    step_counts: Sequence[int] = STEP_COUNTS,
+    shown_steps: int = 8,
+    sharpening: bool = True,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Evaluation:
+    """Mean measures over the pairs `indices`. The noise of pair k is a function of (seed, k), whatever the device."""
+    pixel = is_pixel_space(data)
+    kernel = fit_sharpening(data, crop) if pixel and sharpening else None
+    totals: dict[str, dict[str, float]] = {}
+    losses = [0.0] * len(sigmas)
+    pictures = []
+    for index in indices:
+        if should_stop():
+            break
+        pair = data.read(index)
+        z, b = centre_crop(pair, crop)
+        e = torch.randn(z.shape, generator=torch.Generator().manual_seed(seed + index))
+        condition = condition_of(data, pair, empty, device)
+        z1, b1, e1 = z[None].to(device), b[None].to(device), e[None].to(device)
+        answers = {"base": b}
+        if kernel is not None:
+            answers["sharpening"] = sharpen(b, kernel)
+        for steps in step_counts:
+            name = f"{steps} step{'s' if steps > 1 else ''}"
+            answers[name] = refiner.refine(b1, e1, condition, flow.sigmas(steps))[0].cpu()
+            if steps == shown_steps or (steps == step_counts[-1] and shown_steps not in step_counts):
+                shown = answers[name]
+        for name, answer in answers.items():
+            for measure, value in _measure(answer, z, b, pixel).items():
+                row = totals.setdefault(name, {})
+                row[measure] = row.get(measure, 0.0) + value
+        for k, loss in enumerate(refiner.loss_at(z1, b1, e1, condition, sigmas)):
+            losses[k] += loss
+        preview = data.info.get("preview")
+        pictures.append({n: to_picture(x, preview) for n, x in (("base", b), ("refined", shown), ("target", z))})
+    count = max(len(pictures), 1)
+    rows = {name: {m: v / count for m, v in row.items()} for name, row in totals.items()}
+    return Evaluation(
+        rows, {f"{t:g}": loss / count for t, loss in zip(sigmas, losses, strict=True)}, pictures, len(pictures)
+    )
+
+
+def _measure(answer: Tensor, z: Tensor, b: Tensor, pixel: bool) -> dict[str, float]:
+    found = {
+        # 1 = no better than the base, 0 = the target
+        "relative_residual": _rms(answer - z) / max(_rms(b - z), 1e-12),
+        "spectrum": metrics.spectrum_distance(answer, z),
+    }
+    if pixel:
+        picture, target = to_picture(answer, None), to_picture(z, None)
+        found["psnr"] = metrics.psnr(picture, target)
+        found["ssim"] = metrics.ssim(picture, target)
+        found["spectrum"] = metrics.spectrum_distance(picture, target)
+    return found
+
+
+def _rms(x: Tensor) -> float:
+    return float(x.double().square().mean().sqrt())
+
+
+def fit_sharpening(data: RefinerDataset, crop: int | None, size: int = FILTER_SIZE) -> Tensor:
+    """The best fixed `size` x `size` filter: least squares from base to target over the training pairs. [size, size]
+
+    No fixed linear filter of that size can do better on them (Wiener's filter, in its empirical form), so what a
+    refiner gains beyond it is not mere sharpening.
+    """
+    gram = torch.zeros(size * size, size * size, dtype=torch.float64)
+    cross = torch.zeros(size * size, dtype=torch.float64)
+    for index in data.train:
+        z, b = centre_crop(data.read(index), crop)
+        windows = functional.unfold(_padded(b, size)[:, None], size).double()  # [3, size^2, h w]
+        gram += torch.einsum("cin,cjn->ij", windows, windows)
+        cross += torch.einsum("cin,cn->i", windows, z.flatten(1).double())
+    ridge = 1e-9 * gram.diagonal().mean() * torch.eye(size * size, dtype=torch.float64)
+    return torch.linalg.solve(gram + ridge, cross).float().reshape(size, size)
+
+
+def sharpen(b: Tensor, kernel: Tensor) -> Tensor:
+    """The filter of fit_sharpening on a [C, h, w] picture, borders reflected."""
+    return functional.conv2d(_padded(b, kernel.shape[-1])[:, None], kernel[None, None])[:, 0]
+
+
+def _padded(b: Tensor, size: int) -> Tensor:
+    return functional.pad(b, (size // 2,) * 4, mode="reflect")

@@ -1,0 +1,57 @@
+"""The run's diary: one JSON line a step, and the same numbers for TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+class Journal:
+    """Appends to `<run>/metrics.jsonl` and `<run>/tensorboard/`.
+
+    On resume the lines after the resumed step are dropped, so that the file reads like one uninterrupted run.
+    """
+
+    def __init__(self, folder: Path, resume_step: int):
+        # tensorboard alone takes about a second to import; nobody who only samples should pay for it
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.path = folder / "metrics.jsonl"
+        self.lines: list[dict[str, Any]] = [line for line in read(self.path) if line["step"] <= resume_step]
+        beside = self.path.with_name(self.path.name + ".partial")
+        beside.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
+        os.replace(beside, self.path)
+        self._file = open(self.path, "a")  # noqa: SIM115 open as long as the run
+        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=resume_step + 1)
+
+    def write(self, step: int, **values: float) -> None:
+        line = {"step": step, **values}
+        self.lines.append(line)
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        for name, value in values.items():
+            self._board.add_scalar(name, value, step)
+
+    def series(self, name: str) -> tuple[list[int], list[float]]:
+        """(steps, values) of one quantity."""
+        found = [(line["step"], line[name]) for line in self.lines if name in line]
+        return [step for step, _ in found], [value for _, value in found]
+
+    def close(self) -> None:
+        self._file.close()
+        self._board.close()
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """All whole lines; a last line cut short by a kill is left out."""
+    if not path.exists():
+        return []
+    lines = []
+    for text in path.read_text().splitlines():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            break
+    return lines

@@ -1,0 +1,1 @@
+"""What changes weights: the learning-rate schedule and the moving average."""

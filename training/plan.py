@@ -1,0 +1,148 @@
+"""From a configuration and a dataset to every number of the run, each choice with its reason."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+
+from .config import TrainConfig
+from .data.shards import RefinerDataset
+from .errors import BadInput
+from .refiner import flow
+from .refiner.size import Size, check_size
+from .refiner.unet import UNetConfig, preset
+
+AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Plan:
+    unet: UNetConfig
+    size: Size
+    device: torch.device
+    autocast: torch.dtype | None
+    use_scaler: bool
+    s: float
+    c_v: float
+    sigmas: list[float]  # the run's own sampling times, the final 0 included
+    on_grid: float
+    micro_per_epoch: int
+    total_steps: int
+    horizon: int
+    choices: list[str] = field(default_factory=list)  # what was chosen and why, for people
+
+    def epoch_of(self, step: int, accumulation: int) -> int:
+        """How many epochs are complete after `step` optimizer steps."""
+        return step * accumulation // self.micro_per_epoch
+
+    @property
+    def grid(self) -> torch.Tensor:
+        """The sigmas at which the network is asked: all but the final 0."""
+        return torch.tensor(self.sigmas[:-1])
+
+
+def make_plan(config: TrainConfig, data: RefinerDataset, micro_per_epoch: int) -> Plan:
+    """Every number of the run; BadInput where configuration and dataset do not fit together."""
+    choices: list[str] = []
+    unet = choose_unet(config, data, choices)
+    base = data.info["base"]
+    size = check_size(
+        unet,
+        config.refiner.base or base.get("name"),
+        None if config.refiner.base else base.get("parameters"),
+        allow_larger=config.refiner.allow_larger,
+    )
+    choices.append(size.sentence())
+    s, sigmas, on_grid = choose_flow(config, data, choices)
+    device = choose_device(config, choices)
+    autocast = AUTOCAST[config.precision]
+    choices.append(
+        {
+            "fp32": "fp32: every operation in float32",
+            "bf16": "bf16 autocast: convolutions and matrices in bfloat16, weights, norms and loss in float32; "
+            "its range is float32's, so no loss scaling",
+            "fp16": "fp16 autocast with loss scaling: float16 gradients below 6e-8 would vanish without it",
+        }[config.precision]
+    )
+    total_steps = math.ceil(config.epochs * micro_per_epoch / config.data.accumulation)
+    return Plan(
+        unet=unet,
+        size=size,
+        device=device,
+        autocast=autocast,
+        use_scaler=autocast is torch.float16,
+        s=s,
+        c_v=flow.velocity_scale(data.residual_rms, s),
+        sigmas=sigmas,
+        on_grid=on_grid,
+        micro_per_epoch=micro_per_epoch,
+        total_steps=total_steps,
+        horizon=config.optimizer.horizon_steps or total_steps,
+        choices=choices,
+    )
+
+
+def choose_unet(config: TrainConfig, data: RefinerDataset, choices: list[str]) -> UNetConfig:
+    """The network's shape from the explicit shape, the named preset, or the dataset."""
+    channels, text = data.latent["channels"], data.context
+    dim = text["dim"] if text else None
+    pooled = text["pooled"] if text else None
+    if config.refiner.shape is not None:
+        fields = {"latent_channels": channels, **config.refiner.shape}
+        if dim is not None:
+            fields = {"context_dim": dim, "pooled_dim": pooled, **fields}
+        try:
+            unet = UNetConfig(**fields)
+        except (ValueError, TypeError) as error:
+            from pydantic import ValidationError
+
+            from .errors import first_error
+
+            reason = first_error(error) if isinstance(error, ValidationError) else str(error)
+            raise BadInput(f"refiner.shape: {reason}.") from error
+        choices.append("explicit network shape from the configuration")
+    else:
+        name = config.refiner.preset
+        if name == "auto":
+            if data.latent["downscale"] == 1:
+                name, why = "pixel-small", "the data are pixels"
+            elif dim == 2048:
+                name, why = "sdxl-half", "the text is 2048 wide, as SDXL's"
+            else:
+                name, why = "sd15-half", "a latent space"
+            choices.append(f"preset {name}: {why}")
+        unet = preset(name, channels, dim, pooled)
+    if unet.latent_channels != channels:
+        raise BadInput(f"refiner.shape.latent_channels: expected the dataset's {channels}, got {unet.latent_channels}.")
+    if text and unet.context_dim != dim:
+        raise BadInput(f"refiner.shape.context_dim: expected the dataset's {dim}, got {unet.context_dim}.")
+    if unet.pooled_dim and text and unet.pooled_dim != pooled:
+        raise BadInput(f"refiner.shape.pooled_dim: expected the dataset's {pooled}, got {unet.pooled_dim}.")
+    return unet
+
+
+def choose_flow(config: TrainConfig, data: RefinerDataset, choices: list[str]) -> tuple[float, list[float], float]:
+    """(s, sigmas with the final 0, share of training times on them)."""
+    rms = data.residual_rms
+    if rms == 0:
+        raise BadInput("Dataset: expected base latents that differ from their targets, but every pair is identical.")
+    s = rms if config.flow.noise_scale == "auto" else float(config.flow.noise_scale)
+    if s == 0:
+        choices.append("noise scale 0: one-shot mode, trained at t = 1 only and sampled in one step")
+        return 0.0, [1.0, 0.0], 1.0
+    why = "= RMS(z - b) of the training pairs" if config.flow.noise_scale == "auto" else "from the configuration"
+    choices.append(f"noise scale s = {s:.5g} {why}")
+    return s, flow.sigmas(config.flow.steps).tolist(), config.flow.on_grid
+
+
+def choose_device(config: TrainConfig, choices: list[str]) -> torch.device:
+    if config.device != "auto":
+        try:
+            return torch.empty(0, device=config.device).device
+        except (RuntimeError, AssertionError) as error:
+            raise BadInput(f"device: expected a device of this machine or auto, got {config.device!r}.") from error
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    choices.append(f"device {device}: {'the first GPU' if device.type == 'cuda' else 'no GPU found'}")
+    return device

@@ -1,0 +1,146 @@
+"""What a person reads after a run: report.json, the loss plot and the picture grid."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from .config import TrainConfig
+    from .data.shards import RefinerDataset
+    from .evaluate import Evaluation
+    from .journal import Journal
+    from .plan import Plan
+
+COLUMNS = ("base", "refined", "target")
+GAP = 4  # pixels between pictures
+
+
+def write(
+    folder: Path,
+    config: TrainConfig,
+    plan: Plan,
+    data: RefinerDataset,
+    journal: Journal,
+    measured: Evaluation,
+    *,
+    seconds: float,
+    steps_here: int,
+    held_out: bool,
+) -> dict[str, Any]:
+    """Write report.json, loss.png and grid.png into the run's folder; returns the report."""
+    _, losses = journal.series("loss")
+    report = {
+        "refiner": "refiner.safetensors",
+        "parameters": plan.size.parameters,
+        "base_ratio": plan.size.ratio,
+        "choices": plan.choices,
+        "noise_scale": plan.s,
+        "c_v": plan.c_v,
+        "sigmas": plan.sigmas,
+        "dataset": {
+            "content_hash": data.content_hash,
+            "train": len(data.train),
+            "held_out": len(data.held_out),
+            "residual_rms": data.residual_rms,
+            "latent": data.latent,
+            "base": data.info["base"],
+        },
+        "training": {
+            "epochs": config.epochs,
+            "steps": plan.total_steps,
+            "steps_in_this_session": steps_here,
+            "seconds": round(seconds, 1),
+            "seconds_per_step": round(seconds / max(plan.total_steps, 1), 4),
+            "first_loss": losses[0],
+            "last_loss": sum(losses[-20:]) / len(losses[-20:]),
+        },
+        # without held-out pairs the figures are those of pairs that the refiner was trained on, and say so
+        "evaluation": {
+            "on": "held-out pairs" if held_out else "training pairs (none were held out)",
+            **measured.as_json(),
+        },
+        "machine": {
+            "device": str(plan.device),
+            "processor": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+    }
+    if measured.pictures:
+        grid_picture(measured.pictures).save(folder / "grid.png")
+    loss_picture(journal).save(folder / "loss.png")
+    beside = folder / "report.json.partial"
+    beside.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    os.replace(beside, folder / "report.json")
+    return report
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def grid_picture(pictures: list[dict[str, torch.Tensor]], columns: tuple[str, ...] = COLUMNS) -> Image:
+    """One row a pair, base | refined | target from left to right. Values: [3, h, w] in [0, 1]."""
+    from PIL import Image
+
+    rows = [[_to_pil(row[name]) for name in columns] for row in pictures]
+    width = max(sum(p.width for p in row) for row in rows) + GAP * (len(columns) - 1)
+    height = sum(row[0].height for row in rows) + GAP * (len(rows) - 1)
+    grid = Image.new("RGB", (width, height), "white")
+    top = 0
+    for row in rows:
+        left = 0
+        for picture in row:
+            grid.paste(picture, (left, top))
+            left += picture.width + GAP
+        top += row[0].height + GAP
+    return grid
+
+
+def loss_picture(journal: Journal) -> Image:
+    """Loss over steps, each step faint, a running mean on top, validation as dots."""
+    # the object interface: pyplot keeps every figure in a process-wide registry, which a long-lived host would leak
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from PIL import Image
+
+    figure = Figure(figsize=(6.4, 4.0), dpi=100, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    steps, losses = journal.series("loss")
+    axes.plot(steps, losses, color="tab:blue", alpha=0.25, linewidth=0.8, label="each step")
+    axes.plot(steps, _running_mean(losses), color="tab:blue", label="running mean")
+    steps, losses = journal.series("validation/loss")
+    if steps:
+        axes.plot(steps, losses, "o-", color="tab:orange", markersize=4, label="held-out")
+    axes.set(xlabel="step", ylabel="loss (1 = predicts nothing)", ylim=(0, None))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png")
+    return Image.open(buffer).convert("RGB")
+
+
+def _running_mean(values: list[float], decay: float = 0.95) -> list[float]:
+    """Bias-corrected exponential mean (Kingma & Ba 2015, section 3)."""
+    means, total, weight = [], 0.0, 0.0
+    for value in values:
+        total, weight = decay * total + (1 - decay) * value, decay * weight + (1 - decay)
+        means.append(total / weight)
+    return means
+
+
+def _to_pil(picture: torch.Tensor) -> Image:
+    from PIL import Image
+
+    return Image.fromarray((picture.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy())

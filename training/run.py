@@ -1,0 +1,318 @@
+"""One training run, told from top to bottom.
+
+    data -> plan -> same run before? -> network -> loop -> file -> evaluation -> report
+
+Everything random is a function of (seed, absolute step), so that a run that was stopped and taken up again gives the
+same bytes as one that was not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader
+
+from . import checkpoint as checkpoints
+from . import report as reports
+from .checkpoint import Checkpoint
+from .config import TrainConfig
+from .data.batches import BatchSource
+from .data.seeds import seeded_generator
+from .data.shards import RefinerDataset
+from .errors import TrainingFailed
+from .evaluate import Evaluation, evaluate
+from .journal import Journal
+from .optim.ema import EMA
+from .optim.schedule import warmup_cosine
+from .plan import Plan, make_plan
+from .refiner import flow
+from .refiner.file import RefinerMeta, save_refiner
+from .refiner.model import Refiner
+from .refiner.unet import build_unet
+from .run_folder import RunFolder
+
+SKIPS_IN_A_ROW = 20  # fp16: the scaler halves its scale at each; 20 halvings of 65536 leave 0.06, which helps nobody
+
+
+class Observer(Protocol):
+    """Who watches: the node's progress bar, tqdm, or nobody. Called from the training thread."""
+
+    pictures: bool  # whether drawing for it is worth the time
+
+    def on_step(self, step: int, total: int, loss: float, eta: float) -> None: ...
+    def on_picture(self, picture) -> None: ...  # a PIL picture: loss curve and validation sample in turn
+    def on_message(self, text: str) -> None: ...
+
+
+class Silent:
+    pictures = False
+
+    def on_step(self, step, total, loss, eta): ...
+    def on_picture(self, picture): ...
+    def on_message(self, text): ...
+
+
+@dataclass(frozen=True)
+class RunResult:
+    status: str  # "done", "stopped" (by should_stop) or "reused" (the same run was finished before)
+    folder: Path
+    refiner: Path
+    report: dict[str, Any]
+    message: str
+
+
+def train(
+    config: TrainConfig, observer: Observer | None = None, should_stop: Callable[[], bool] = lambda: False
+) -> RunResult:
+    """Train a refiner as `config` says; returns when it is done, stopped, or found finished.
+
+    Raises BadInput (something given does not fit) and TrainingFailed (numbers went wrong; checkpoints are kept).
+    """
+    observer = observer or Silent()
+
+    # ---- data and plan -----------------------------------------------------------------------------------------
+    data = RefinerDataset.open(config.dataset)
+    source = BatchSource(
+        config.dataset,
+        batch_size=config.data.batch_size,
+        repeats=config.data.repeats,
+        seed=config.seed,
+        crop=config.data.crop,
+        flip=config.data.mirror,
+        caption_dropout=config.data.caption_dropout,
+    )
+    plan = make_plan(config, data, source.per_epoch)
+
+    # ---- the same run before? ----------------------------------------------------------------------------------
+    folder = RunFolder(config.run)
+    folder.claim(config, data.content_hash)
+    if folder.is_finished():
+        message = f"Run {folder.path.name!r} was finished before with this very configuration and data: reused."
+        observer.on_message(message)
+        return RunResult("reused", folder.path, folder.refiner, reports.read(folder.report), message)
+    for choice in plan.choices:
+        observer.on_message(choice)
+
+    # ---- network, optimizer, average ---------------------------------------------------------------------------
+    with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to move
+        torch.manual_seed(config.seed)
+        net = build_unet(plan.unet)
+    net.to(plan.device).train()
+    refiner = Refiner(net, plan.s, plan.c_v, plan.autocast)
+    parameters = dict(net.named_parameters())
+    groups = _decay_groups(parameters, config.optimizer.weight_decay)
+    optimizer = torch.optim.AdamW(groups, betas=config.optimizer.betas)
+    scaler = torch.amp.GradScaler(plan.device.type, enabled=plan.use_scaler)
+    ema = EMA(net, config.ema_decay)
+    step, seconds = 0, 0.0
+    found, passed_over = checkpoints.load_newest(folder.checkpoints)
+    for sentence in passed_over:
+        observer.on_message(sentence)
+    if found:
+        net.load_state_dict(found.weights)
+        ema.load_state_dict(found.ema)
+        checkpoints.restore_optimizer(optimizer, parameters, found.optimizer)
+        scaler.load_state_dict(found.state["scaler"])
+        step, seconds = found.step, found.state["seconds"]
+        observer.on_message(f"Resumed at step {step} of {plan.total_steps}; the result equals an uninterrupted run's.")
+    journal = Journal(folder.path, step)
+
+    # ---- loop --------------------------------------------------------------------------------------------------
+    names = {parameter: name for name, parameter in parameters.items()}
+
+    def save() -> None:
+        state = {"scaler": scaler.state_dict(), "seconds": seconds}
+        tensors = checkpoints.optimizer_tensors(optimizer, names)
+        checkpoints.save(
+            folder.checkpoints,
+            Checkpoint(step, net.state_dict(), ema.state_dict(), tensors, state),
+            config.keep_checkpoints,
+        )
+
+    batches = _batches(source, step * config.data.accumulation, config.data.workers, plan.device)
+    every = config.validation.every or max(1, round(plan.micro_per_epoch / config.data.accumulation))
+    show_every = max(1, plan.total_steps // 40)
+    sample_picture, skipped, started, began_at = None, 0, time.monotonic(), step
+    folder.set_status("running", step, plan.total_steps)
+    try:
+        while step < plan.total_steps:
+            if should_stop():
+                save()
+                message = f"Stopped at step {step} of {plan.total_steps}; queue it again to go on from there."
+                folder.set_status("stopped", step, plan.total_steps, message)
+                observer.on_message(message)
+                return RunResult("stopped", folder.path, folder.refiner, {}, message)
+
+            rate = config.optimizer.learning_rate * warmup_cosine(step, config.optimizer.warmup_steps, plan.horizon)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            total = 0.0
+            for _ in range(config.data.accumulation):
+                loss = _loss(refiner, plan, next(batches), config.seed) / config.data.accumulation
+                scaler.scale(loss).backward()
+                total += float(loss.detach())
+            scaler.unscale_(optimizer)
+            norm = float(torch.nn.utils.clip_grad_norm_(parameters.values(), config.optimizer.clip_norm))
+            finite = _isfinite(total) and _isfinite(norm)
+            skipped = 0 if finite else skipped + 1
+            if not _isfinite(total) or (skipped and not plan.use_scaler) or skipped >= SKIPS_IN_A_ROW:
+                raise TrainingFailed(
+                    f"Step {step + 1}: expected a finite loss and gradient, got loss {total:g}, gradient norm {norm:g}"
+                    f"{f' {skipped} times in a row' if skipped > 1 else ''}; the checkpoints before it are kept."
+                )
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            if finite:
+                ema.update(step)
+            before, step = step, step + 1
+
+            journal.write(step, loss=total, learning_rate=rate, gradient_norm=norm)
+            seconds += time.monotonic() - started
+            started = time.monotonic()
+            observer.on_step(step, plan.total_steps, total, _eta(seconds, step, plan.total_steps))
+            if step % every == 0 and data.held_out and config.validation.pictures:
+                sample_picture = _validate(refiner, ema, plan, data, config, step, journal, folder, should_stop)
+            if observer.pictures and step % show_every == 0:
+                show_sample = sample_picture is not None and (step // show_every) % 2 == 1
+                observer.on_picture(sample_picture if show_sample else reports.loss_picture(journal))
+            if plan.epoch_of(step, config.data.accumulation) > plan.epoch_of(before, config.data.accumulation):
+                save()
+    except TrainingFailed as error:
+        folder.set_status("failed", step, plan.total_steps, str(error))
+        raise
+    finally:
+        journal.close()
+
+    # ---- the file ----------------------------------------------------------------------------------------------
+    empty = _empty_conditioning(data, plan)
+    save_refiner(folder.refiner, ema.state_dict(), empty, _meta(config, plan, data))
+
+    # ---- evaluation and report ---------------------------------------------------------------------------------
+    observer.on_message("Trained. Measuring the held-out pairs.")
+    measured = _evaluate(Refiner(ema.net, plan.s, plan.c_v), plan, data, config, data.held_out or data.train[:4])
+    report = reports.write(
+        folder.path, config, plan, data, journal, measured,
+        seconds=seconds, steps_here=step - began_at, held_out=bool(data.held_out),
+    )
+    message = f"Trained {plan.total_steps} steps ({config.epochs} epochs) in {seconds:.0f} s."
+    folder.set_status("done", step, plan.total_steps, message)
+    observer.on_message(message)
+    return RunResult("done", folder.path, folder.refiner, report, message)
+
+
+# ---- the parts of it --------------------------------------------------------------------------------------------
+
+
+def _loss(refiner: Refiner, plan: Plan, batch: dict[str, Any], seed: int) -> torch.Tensor:
+    """Mean loss of one micro-batch; its noise and times depend on (seed, absolute micro-step) alone."""
+    z, b = batch["z"], batch["b"]
+    generator = seeded_generator(seed, "noise", int(batch["index"]))
+    e = torch.randn(z.shape, generator=generator).to(z.device)
+    t = flow.draw_times(len(z), plan.grid, plan.on_grid, generator).to(z.device)
+    condition = {name: batch[name] for name in ("context", "pooled") if name in batch}
+    if "context" not in condition:
+        condition["context"] = torch.zeros(len(z), 1, plan.unet.context_dim, device=z.device)
+    if plan.unet.pooled_dim:
+        condition.setdefault("pooled", torch.zeros(len(z), plan.unet.pooled_dim, device=z.device))
+        condition["time_ids"] = batch["time_ids"]
+    output = refiner.output(flow.state(z, b, e, t, plan.s), b, t, condition)
+    return flow.loss_per_sample(output, flow.velocity(z, b, e, plan.s), plan.c_v).mean()
+
+
+def _batches(source: BatchSource, first: int, workers: int, device: torch.device) -> Iterator[dict[str, Any]]:
+    """Micro-batches from the absolute index `first` on, without end, on the device."""
+    loader = DataLoader(
+        source,
+        batch_size=None,
+        sampler=range(first, first + 2**40),
+        num_workers=workers,
+        pin_memory=device.type == "cuda",
+        persistent_workers=False,
+    )
+    for batch in loader:
+        yield {k: v.to(device, non_blocking=True) if torch.is_tensor(v) else v for k, v in batch.items()}
+
+
+def _decay_groups(parameters: dict[str, torch.nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Decay pulls matrices and kernels towards zero; norms and biases have no reason to go there."""
+    kernels = [p for p in parameters.values() if p.ndim > 1]
+    others = [p for p in parameters.values() if p.ndim <= 1]
+    return [{"params": kernels, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+
+
+def _empty_conditioning(data: RefinerDataset, plan: Plan) -> dict[str, torch.Tensor]:
+    """What the KSampler gets where there is no text: the encoded empty caption, or one token of zeros."""
+    empty = data.empty_context() if data.context else {"context": torch.zeros(1, plan.unet.context_dim)}
+    if plan.unet.pooled_dim:
+        empty.setdefault("pooled", torch.zeros(plan.unet.pooled_dim))
+    return empty
+
+
+def _meta(config: TrainConfig, plan: Plan, data: RefinerDataset) -> RefinerMeta:
+    identity = config.identity()
+    return RefinerMeta(
+        unet=plan.unet,
+        latent=data.latent,
+        preview=data.info.get("preview"),
+        noise_scale=plan.s,
+        residual_rms=data.residual_rms,
+        c_v=plan.c_v,
+        sigmas=plan.sigmas,
+        context=data.context,
+        training={
+            "dataset": data.content_hash,
+            "pairs": len(data.train),
+            "base": data.info["base"],
+            "steps": plan.total_steps,
+            "config": identity,
+            "parameters": plan.size.parameters,
+            "base_ratio": plan.size.ratio,
+        },
+    )
+
+
+def _evaluate(
+    refiner: Refiner, plan: Plan, data: RefinerDataset, config: TrainConfig, indices, **options: Any
+) -> Evaluation:
+    steps = len(plan.sigmas) - 1
+    if plan.s == 0:
+        options["step_counts"] = (1,)  # one-shot: it was never shown a state between the two ends
+    return evaluate(
+        refiner, data, indices, _empty_conditioning(data, plan),
+        sigmas=plan.sigmas[:-1], crop=config.validation.crop, seed=config.seed, device=plan.device,
+        **{"shown_steps": steps, **options},
+    )
+
+
+def _validate(refiner, ema, plan, data, config, step, journal, folder, should_stop):
+    """Measure a few held-out pairs with the averaged weights; returns the strip of pictures."""
+    averaged = Refiner(ema.net, refiner.s, refiner.c_v, refiner.autocast)
+    measured = _evaluate(
+        averaged, plan, data, config, data.held_out[: config.validation.pictures],
+        step_counts=(len(plan.sigmas) - 1,), sharpening=False, should_stop=should_stop,
+    )
+    if not measured.count:  # stopped before the first pair
+        return None
+    row = measured.rows[next(name for name in measured.rows if name.endswith(("step", "steps")))]
+    values = {f"validation/{name}": value for name, value in row.items()}
+    losses = measured.loss_per_sigma.values()
+    journal.write(step, **{"validation/loss": sum(losses) / len(losses)}, **values)
+    picture = reports.grid_picture(measured.pictures)
+    path = folder.path / "validation" / f"step-{step:08d}.png"
+    path.parent.mkdir(exist_ok=True)
+    picture.save(path)
+    return picture
+
+
+def _isfinite(value: float) -> bool:
+    return value - value == 0
+
+
+def _eta(seconds: float, step: int, total: int) -> float:
+    return seconds / step * (total - step)
