@@ -1,0 +1,199 @@
+"""From pictures to a dataset on disk, from which a refiner is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from comfy_api.latest import io, ui
+
+from .base_source import BaseType, folder_fingerprint
+from .host.building.build import build_dataset
+from .host.building.contact_sheet import as_image
+from .host.building.recipe import built_datasets
+from .host.building.request import BuildRequest
+from .host.building.sources import BaseSource
+from .host.checkpoint_keys import check_checkpoint, loaded_from, refuse_empty_link
+from .host.paths import check_name, resolve_inside
+from .host.progress import NodeProgress
+from .host.schema import declare, node_schema
+
+__all__ = ["NODES"]
+
+
+class Ref2VBuildRefinerDataset(io.ComfyNode):
+    """Turns pictures into pairs of target and base latents on disk, all that Train Refiner needs.
+
+    Targets come from a folder (with captions in .txt files beside the pictures) or from images; the base comes from
+    one of the Base nodes. A few pairs are made first and shown, with counts, disk space and time, before anything
+    long begins. The folder is output/refiner_datasets/<name>-<recipe>: the same pictures and settings find it again,
+    any change builds another.
+    """
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return node_schema(
+            cls,
+            node_id="Ref2VBuildRefinerDataset",
+            display_name="Build Refiner Dataset",
+            category="Ref2V/Dataset",
+            search_aliases=["training data", "cache latents", "encode dataset"],
+            is_output_node=True,
+            hidden=[io.Hidden.dynprompt, io.Hidden.unique_id],
+            inputs=[
+                declare(BaseType.Input, "base", tooltip="Where the base latents come from: one of the Base nodes."),
+                declare(
+                    io.Vae.Input,
+                    "vae",
+                    optional=True,
+                    tooltip="Encodes target and base, in the precision it was loaded in. Not needed with latents.",
+                ),
+                declare(
+                    io.Clip.Input,
+                    "clip",
+                    optional=True,
+                    tooltip="Encodes the captions. Left open: the refiner has no text.",
+                ),
+                declare(io.Image.Input, "images", optional=True, tooltip="Target pictures, instead of a folder."),
+                declare(
+                    io.String.Input,
+                    "name",
+                    default="refiner",
+                    tooltip="The dataset's folder is output/refiner_datasets/<name>-<recipe>.",
+                ),
+                declare(
+                    io.String.Input,
+                    "folder",
+                    default="",
+                    optional=True,
+                    tooltip="Folder of the target pictures, inside input, output, models or a root that you allowed.",
+                ),
+                declare(
+                    io.String.Input,
+                    "caption",
+                    default="",
+                    multiline=True,
+                    optional=True,
+                    tooltip="Text for pictures that have no .txt file of the same name beside them.",
+                ),
+                declare(
+                    io.Int.Input,
+                    "width",
+                    default=768,
+                    min=64,
+                    max=2048,
+                    step=8,
+                    optional=True,
+                    tooltip="width x height is the area that larger pictures are scaled down to; each keeps its shape.",
+                ),
+                declare(
+                    io.Int.Input,
+                    "height",
+                    default=768,
+                    min=64,
+                    max=2048,
+                    step=8,
+                    optional=True,
+                    tooltip="With width, the area; 1024 x 1024 suits a refiner that works above its base.",
+                ),
+                declare(
+                    io.Boolean.Input,
+                    "mirror",
+                    default=False,
+                    optional=True,
+                    tooltip="Adds a mirrored copy of each training picture. Not for text, faces or hands that matter.",
+                ),
+                declare(
+                    io.Combo.Input,
+                    "crop",
+                    options=["center", "random"],
+                    default="center",
+                    optional=True,
+                    tooltip="Where the little is cut off that does not fit the size; random depends on seed and name.",
+                ),
+                declare(
+                    io.Int.Input,
+                    "held_out",
+                    default=0,
+                    min=0,
+                    max=100000,
+                    optional=True,
+                    tooltip="Pictures kept out of training, to judge by. Pictures that look alike stay on one side.",
+                ),
+                declare(
+                    io.Int.Input,
+                    "seed",
+                    default=0,
+                    min=0,
+                    max=0xFFFFFFFF,
+                    optional=True,
+                    tooltip="Draws the held-out pictures and the random crops.",
+                ),
+                declare(
+                    io.Boolean.Input,
+                    "plan_only",
+                    default=False,
+                    optional=True,
+                    tooltip="Only look: contact sheet, counts and estimate, nothing written.",
+                ),
+            ],
+            outputs=[
+                declare(io.String.Output, "dataset", display_name="dataset", tooltip="Path of the dataset's folder."),
+                declare(io.String.Output, "hash", display_name="hash", tooltip="Hash of its content."),
+                declare(io.Image.Output, "contact_sheet", display_name="contact_sheet", tooltip="A few pairs."),
+                declare(io.String.Output, "report", display_name="report", tooltip="Counts, sizes, what was skipped."),
+            ],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, name: str | None = "", folder: str | None = "", **_: object) -> object:
+        """Runs again when pictures or captions changed, or when datasets of this name came or went."""
+        state = folder_fingerprint(folder, "folder")
+        return state if state != state or name is None else [state, built_datasets(name)]
+
+    @classmethod
+    def execute(
+        cls,
+        base: BaseSource,
+        name: str,
+        vae: object = None,
+        clip: object = None,
+        images: torch.Tensor | None = None,
+        folder: str = "",
+        caption: str = "",
+        width: int = 768,
+        height: int = 768,
+        mirror: bool = False,
+        crop: str = "center",
+        held_out: int = 0,
+        seed: int = 0,
+        plan_only: bool = False,
+    ) -> io.NodeOutput:
+        prompt, here = cls.hidden.dynprompt, cls.hidden.unique_id
+        refuse_empty_link(prompt, here, "clip", clip)
+        refuse_empty_link(prompt, here, "vae", vae)
+        checkpoint = loaded_from(prompt, here, ["clip"])
+        if checkpoint:
+            check_checkpoint(checkpoint, clip=clip)
+        request = BuildRequest(
+            base=base,
+            name=check_name(name, "name"),
+            vae=vae,
+            clip=clip,
+            folder=Path(resolve_inside(folder, "folder")) if folder.strip() else None,
+            images=images,
+            caption=caption.strip(),
+            max_pixels=width * height,
+            mirror=mirror,
+            crop=crop,
+            held_out=held_out,
+            seed=seed,
+            plan_only=plan_only,
+        )
+        result = build_dataset(request, NodeProgress(here, 1))
+        sheet = as_image(result.sheet)
+        shown = {**ui.PreviewImage(sheet, cls=cls).as_dict(), **ui.PreviewText(result.report).as_dict()}
+        return io.NodeOutput(result.folder, result.content_hash, sheet, result.report, ui=shown)
+
+
+NODES = [Ref2VBuildRefinerDataset]

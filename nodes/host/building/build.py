@@ -1,0 +1,271 @@
+"""One build of a dataset, told from top to bottom."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import time
+from collections import Counter
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch.nn import functional
+
+from ....training.data.shards import DatasetWriter, RefinerDataset, estimate_bytes
+from ....training.errors import BadInput
+from ..clip import CaptionEncoder, clip_fingerprint
+from ..paths import dataset_folder, move_aside
+from ..progress import NodeProgress, raise_if_interrupted
+from ..vae import PictureEncoder, vae_dtype, vae_fingerprint
+from .contact_sheet import contact_sheet
+from .latent_space import MEASURED_PICTURES, LatentSpace
+from .material import LatentMaterial, Material, PictureMaterial
+from .pictures import PictureBatch, PictureFolder
+from .plan import BuildPlan, Fact, gather_facts, look, make_pair, make_plan
+from .recipe import recipe_hash
+from .report import byte_count, duration, latent_line, plan_lines, text_lines
+from .request import BuildRequest, BuildResult
+from .sources import LatentBase, RawPair, SampleBase
+
+__all__ = ["build_dataset"]
+
+_SHEET_FILE, _REPORT_FILE = "contact_sheet.png", "report.txt"
+
+
+def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
+    """Build, or find again, the dataset of a request: output/refiner_datasets/<name>-<recipe hash>.
+
+    Raises BadInput, or the host's interruption; in both cases nothing is left under the final name.
+    """
+    began = time.monotonic()
+
+    # --- what it is made of -------------------------------------------------------------------------------------
+    captions = CaptionEncoder(request.clip) if request.clip is not None else None
+    material = _material(request, captions)
+    skipped: dict[str, str] = {}
+    progress.text(f"looking at {len(material.names)} pictures")
+    facts = gather_facts(material, skipped)
+    folder = dataset_folder(f"{request.name}-{_recipe(request, facts)}")
+
+    # --- is it there already? -----------------------------------------------------------------------------------
+    notes = []
+    if folder.exists() and request.plan_only:
+        notes.append("It is there already: a build would use it again.")
+    elif folder.exists():
+        try:
+            return _reuse(folder, progress)
+        except BadInput as error:
+            notes.append(f"{error} It was moved to {move_aside(folder).name}, and built again.")
+
+    # --- a look at a few pairs, before anything long ------------------------------------------------------------
+    text = captions.empty_shape() if captions else None  # a broken text encoder shows here, not an hour later
+    space = _named_space(request, material)
+    sample = look(material, list(facts), skipped, space)
+    sheet = contact_sheet(sample.shown)
+    sizes = [size for name in facts if (size := material.quick_size(name))]
+    held_out = min(request.held_out, max(len(sizes) - 1, 0))
+    copies = 1 + request.mirror * (len(sizes) - held_out) / max(len(sizes), 1)
+    cells = [(height // material.downscale, width // material.downscale) for width, height in sizes]
+    disk = copies * estimate_bytes(cells, sample.channels, vars(text) if text else None)
+    seconds = (copies * sample.pair_seconds + sample.inspect_seconds) * len(sizes)
+    outlook = (
+        f"{len(facts)} {material.unit} in {len(Counter(sizes))} sizes, {held_out} held out: "
+        f"about {byte_count(disk)} and {duration(seconds)}"
+    )
+    progress.update(0, total=2 * len(facts), preview=sheet)
+    progress.message(outlook)
+    if not request.plan_only:
+        _refuse_full_disk(folder, disk)
+
+    # --- every picture once: which can be used, and which are alike ---------------------------------------------
+    plan = make_plan(material, list(facts), skipped, request, progress)
+    lines = [*plan_lines(request, plan), *material.notes()]
+    if request.plan_only:
+        report = [f"Plan of {folder.name}; nothing was written.", *notes, *lines, f"Estimate: {outlook}."]
+        return BuildResult("", "", sheet, "\n".join(report))
+
+    # --- text, latents, shards ----------------------------------------------------------------------------------
+    if captions:
+        progress.text("encoding captions")
+        captions.measure([facts[name].caption for name in plan.inspected], raise_if_interrupted)
+    ahead: dict[str, RawPair] = {}
+    if space is None:
+        progress.text("measuring the latents")
+        ahead = {name: make_pair(material, name, False, None) for name in plan.train_names()[:MEASURED_PICTURES]}
+        space = LatentSpace.measured([pair.z for pair in ahead.values()], material.downscale)
+    lines = [latent_line(request, space), *text_lines(captions), *lines]
+    with _writer(folder, request, space, captions) as writer:
+        _write_pairs(writer, request, material, plan, facts, space, captions, ahead, progress)
+        lines += material.retried()
+        writer.attach(_SHEET_FILE, _png(sheet))
+        writer.attach(_REPORT_FILE, "\n".join(lines).encode(errors="replace"))
+
+    # --- what came out ------------------------------------------------------------------------------------------
+    data = RefinerDataset.open(folder)
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    report = [
+        f"Built {folder.name}: {len(data.train)} training pairs and {len(data.held_out)} held out.",
+        *notes,
+        *lines,
+        _residual_line(data),
+        f"{byte_count(size)} on disk ({byte_count(disk)} estimated), {duration(time.monotonic() - began)} "
+        f"({duration(seconds)} estimated).",
+    ]
+    progress.message(report[0])
+    return BuildResult(str(folder), data.content_hash, sheet, "\n".join(report))
+
+
+# --------------------------------------------------------------------------------------------------- the steps above
+
+
+def _material(request: BuildRequest, captions: CaptionEncoder | None) -> Material:
+    if isinstance(request.base, LatentBase):
+        if request.folder is not None or request.images is not None:
+            raise BadInput("With a base of latents the targets are latents too: leave folder and images empty.")
+        if request.mirror:
+            raise BadInput("mirror needs pictures: the mirror image of a latent is not the latent of a mirror image.")
+        return LatentMaterial(request.base, request.vae, request.caption)
+    if (request.folder is None) == (request.images is None):
+        given = "neither is given" if request.folder is None else "both are given"
+        raise BadInput(f"The target pictures come either from a folder or from images, and {given}.")
+    if request.vae is None:
+        raise BadInput("Pictures need a vae to become latents (in pixel space: Load VAE with pixel_space).")
+    if isinstance(request.base, SampleBase) and captions is None and request.base.needs_captions():
+        raise BadInput(
+            "The base model needs conditioning: give Base from Model a positive (and, where cfg is not 1, a negative) "
+            "conditioning, or give Build Refiner Dataset a clip, so that it can use the captions."
+        )
+    if request.folder is not None:
+        pictures = PictureFolder(request.folder, request.caption)
+    else:
+        pictures = PictureBatch(request.images, request.caption)
+    return PictureMaterial(
+        pictures,
+        request.base,
+        PictureEncoder(request.vae),
+        captions,
+        max_pixels=request.max_pixels,
+        crop=request.crop,
+        seed=request.seed,
+    )
+
+
+def _recipe(request: BuildRequest, facts: dict[str, Fact]) -> str:
+    return recipe_hash(
+        {
+            "pictures": [[name, fact.sha256, fact.caption] for name, fact in facts.items()],
+            "vae": vae_fingerprint(request.vae) if request.vae is not None else None,
+            "clip": clip_fingerprint(request.clip) if request.clip is not None else None,
+            "base": request.base.describe(),
+            "base_inputs": request.base.fingerprint(list(facts)),
+            "max_pixels": request.max_pixels,
+            "mirror": request.mirror,
+            "crop": request.crop,
+            "held_out": request.held_out,
+            "seed": request.seed,
+        }
+    )
+
+
+def _reuse(folder: Path, progress: NodeProgress) -> BuildResult:
+    data = RefinerDataset.open(folder)
+    sheet, report = folder / _SHEET_FILE, folder / _REPORT_FILE
+    if not (sheet.is_file() and report.is_file()):
+        raise BadInput(f"The dataset {folder} lacks its contact sheet or report.")
+    lines = [
+        f"Reused {folder.name}: pictures, models and settings are those that it was built from.",
+        f"{len(data.train)} training pairs and {len(data.held_out)} held out.",
+        report.read_text(encoding="utf-8"),
+        _residual_line(data),
+    ]
+    progress.message(lines[0])
+    return BuildResult(str(folder), data.content_hash, Image.open(sheet).convert("RGB"), "\n".join(lines))
+
+
+def _named_space(request: BuildRequest, material: Material) -> LatentSpace | None:
+    """The latent space, where something at hand names it; None where it has to be measured."""
+    if isinstance(request.base, SampleBase):
+        return LatentSpace.of_model(request.base.model, material.downscale)
+    if request.vae is not None and material.downscale == 1 and request.vae.latent_channels == 3:
+        return LatentSpace.pixels()
+    return None
+
+
+def _writer(folder: Path, request: BuildRequest, space: LatentSpace, captions: CaptionEncoder | None) -> DatasetWriter:
+    vae, context, empty = None, None, None
+    if request.vae is not None:
+        vae = {"fingerprint": vae_fingerprint(request.vae), "dtype": vae_dtype(request.vae)}
+    if captions is not None:
+        context = {**vars(captions.shape), "fingerprint": clip_fingerprint(request.clip)}
+        empty = _text_tensors(captions, "")
+    base = request.base.describe()
+    return DatasetWriter(folder, latent=space.index(), vae=vae, base=base, context=context, empty=empty)
+
+
+def _write_pairs(
+    writer: DatasetWriter,
+    request: BuildRequest,
+    material: Material,
+    plan: BuildPlan,
+    facts: dict[str, Fact],
+    space: LatentSpace,
+    captions: CaptionEncoder | None,
+    ahead: dict[str, RawPair],
+    progress: NodeProgress,
+) -> None:
+    """Every pair of the plan into the writer; those in `ahead` are made already."""
+    began, total = time.monotonic(), len(facts) + len(plan.pairs)
+    for done, (name, flip) in enumerate(plan.pairs, start=1):
+        raw = None if flip else ahead.pop(name, None)
+        if raw is None:
+            raw = make_pair(material, name, flip, space)
+        group, side = plan.sides[name]
+        writer.add(
+            space.to_model(raw.z),
+            space.to_model(raw.b),
+            source=name,
+            sha256=facts[name].sha256,
+            group=group,
+            split=side,
+            caption=facts[name].caption,
+            flip=flip,
+            rgb=_small_target(raw),
+            **(_text_tensors(captions, facts[name].caption) if captions else {}),
+        )
+        left = (time.monotonic() - began) / done * (len(plan.pairs) - done)
+        progress.update(len(facts) + done, total)
+        progress.text(f"pair {done} of {len(plan.pairs)}, {duration(left)} left")
+
+
+def _text_tensors(captions: CaptionEncoder, caption: str) -> dict[str, torch.Tensor]:
+    context, pooled = captions.encode(caption)
+    return {"context": context} if pooled is None else {"context": context, "pooled": pooled}
+
+
+def _small_target(raw: RawPair) -> torch.Tensor | None:
+    """The target picture [3,h,w] at latent size, in [-1, 1]; None where there is no picture."""
+    if raw.target is None:
+        return None
+    return functional.interpolate(raw.target[None] * 2 - 1, size=tuple(raw.z.shape[1:]), mode="area")[0]
+
+
+def _refuse_full_disk(folder: Path, needed: float) -> None:
+    parent = folder.parent
+    while not parent.exists():
+        parent = parent.parent
+    free = shutil.disk_usage(parent).free
+    if needed > free:
+        raise BadInput(
+            f"The dataset needs about {byte_count(needed)} in {folder.parent}, where {byte_count(free)} are free."
+        )
+
+
+def _residual_line(data: RefinerDataset) -> str:
+    return f"Residual RMS {data.residual_rms:.4g}: what sets the target apart from the base, and is to be learned."
+
+
+def _png(picture: Image.Image) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return file.getvalue()

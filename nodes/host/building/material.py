@@ -1,0 +1,175 @@
+"""What pairs are made from, and how one is made: pictures with a base source, or latents that are there already."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ....training.data.buckets import assign_bucket
+from ....training.data.split import perceptual_hash
+from ....training.errors import BadInput
+from ..clip import CaptionEncoder
+from ..vae import PictureEncoder, decode_latent, latent_downscale
+from .contact_sheet import false_colours
+from .pictures import Pictures
+from .sources import BaseSource, Frame, LatentBase, PairBase, RawPair, SampleBase
+
+__all__ = ["Inspected", "LatentMaterial", "Material", "PictureMaterial"]
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """One usable picture: (width, height) in pixels at which it will be encoded, and its perceptual hash."""
+
+    size: tuple[int, int]
+    perceptual_hash: str | None
+
+
+class PictureMaterial:
+    """Target pictures, cut to their buckets and encoded; the base comes from `base`.
+
+    max_pixels: area that a picture may have after scaling down. crop: "center", or "random" by `seed` and name.
+    """
+
+    unit = "pictures"
+
+    def __init__(
+        self,
+        pictures: Pictures,
+        base: BaseSource,
+        encoder: PictureEncoder,
+        captions: CaptionEncoder | None,
+        *,
+        max_pixels: int,
+        crop: str,
+        seed: int,
+    ) -> None:
+        self.names = pictures.names
+        self.downscale = encoder.downscale
+        self._pictures, self._base, self._encoder, self._captions = pictures, base, encoder, captions
+        self._max_pixels, self._crop, self._seed = max_pixels, crop, seed
+        self._place = {name: i for i, name in enumerate(self.names)}
+        # A UNet halves the latent two or three times; sides of 8 cells (64 pixels of an 8-fold VAE) always fit.
+        self._multiple = max(self.downscale, min(64, 8 * self.downscale))
+
+    def sha256(self, name: str) -> str:
+        return self._pictures.sha256(name)
+
+    def caption(self, name: str) -> str:
+        return self._pictures.caption(name)
+
+    def quick_size(self, name: str) -> tuple[int, int] | None:
+        """The bucket that the file's header promises, or None; only for the estimate."""
+        size = self._pictures.quick_size(name)
+        try:
+            return size and self._bucket(*size, name)
+        except BadInput:
+            return None
+
+    def inspect(self, name: str) -> Inspected:
+        """Decode a picture, and its partner where there is one. BadInput says why it cannot be used."""
+        picture = self._pictures.read(name)
+        size = self._bucket(picture.shape[2], picture.shape[1], name)
+        if isinstance(self._base, PairBase):
+            self._base.check(name, picture)
+        return Inspected(size, perceptual_hash(picture))
+
+    def pair(self, name: str, flip: bool = False) -> RawPair:
+        picture = self._pictures.read(name)
+        frame = Frame(self._bucket(picture.shape[2], picture.shape[1], name), self._position(name), flip)
+        if isinstance(self._base, SampleBase):
+            return self._base.pair(
+                name,
+                picture,
+                frame,
+                self._encoder,
+                index=self._place[name],
+                conditioning=self._captions.conditioning if self._captions else None,
+                caption=self.caption(name),
+            )
+        return self._base.pair(name, picture, frame, self._encoder)
+
+    def show(self, raw: RawPair) -> tuple[torch.Tensor, torch.Tensor]:
+        """(base, target) as pictures [3,H,W]; a base that exists as a latent only is decoded."""
+        base = raw.base if raw.base is not None else decode_latent(self._encoder.vae, raw.b)
+        return base, raw.target
+
+    def notes(self) -> list[str]:
+        """Lines for the report that only the material knows."""
+        lines = []
+        if isinstance(self._base, PairBase):
+            unmatched = self._base.unmatched(self.names)
+            if unmatched:
+                lines.append(f"{len(unmatched)} pictures of the paired folder have no target: {_some(unmatched)}.")
+        orphans = self._pictures.orphan_captions
+        if orphans:
+            lines.append(f"{len(orphans)} captions have no picture: {_some(orphans)}.")
+        return lines
+
+    def retried(self) -> list[str]:
+        """A line on the pictures that the VAE could only encode in FP32, once it is known."""
+        names = list(dict.fromkeys(self._encoder.retried))
+        line = f"The VAE gave NaN for {len(names)} pictures, which were encoded once more in FP32: {_some(names)}."
+        return [line] if names else []
+
+    def _bucket(self, width: int, height: int, name: str) -> tuple[int, int]:
+        return assign_bucket(width, height, max_pixels=self._max_pixels, multiple=self._multiple, name=name)
+
+    def _position(self, name: str) -> str | int:
+        if self._crop == "center":
+            return "center"
+        digest = hashlib.sha256(f"{self._seed}/{name}".encode(errors="surrogateescape")).digest()
+        return int.from_bytes(digest[:4], "big")
+
+
+class LatentMaterial:
+    """Latent pairs as they came in; a VAE serves only to show them."""
+
+    unit = "latents"
+
+    def __init__(self, base: LatentBase, vae: Any, caption: str) -> None:
+        self.names = base.names
+        self._base, self._vae, self._caption = base, vae, caption
+        channels = base.target.shape[1]
+        if vae is not None:
+            self.downscale = latent_downscale(vae)
+        else:  # only the sizes in pixels that SDXL-like models are told depend on it
+            self.downscale = 1 if channels == 3 else 8
+
+    def sha256(self, name: str) -> str:
+        return self._base.sha256(name)
+
+    def caption(self, name: str) -> str:
+        return self._caption
+
+    def quick_size(self, name: str) -> tuple[int, int] | None:
+        height, width = self._base.target.shape[-2:]
+        return width * self.downscale, height * self.downscale
+
+    def inspect(self, name: str) -> Inspected:
+        self._base.latents(name)
+        return Inspected(self.quick_size(name), None)
+
+    def pair(self, name: str, flip: bool = False) -> RawPair:
+        return self._base.latents(name)
+
+    def show(self, raw: RawPair) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._vae is not None:
+            return decode_latent(self._vae, raw.b), decode_latent(self._vae, raw.z)
+        return false_colours(raw.b, raw.z), false_colours(raw.z, raw.z)
+
+    def notes(self) -> list[str]:
+        return []
+
+    def retried(self) -> list[str]:
+        return []
+
+
+Material = PictureMaterial | LatentMaterial
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

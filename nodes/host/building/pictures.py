@@ -1,0 +1,101 @@
+"""Where target pictures come from: a folder with captions beside them, or an IMAGE batch of the graph."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from PIL import Image
+
+from ....training.data.pictures import (
+    find_orphan_captions,
+    list_pictures,
+    read_caption,
+    read_picture,
+    sha256_file,
+)
+from ....training.errors import BadInput
+
+__all__ = ["PictureBatch", "PictureFolder", "Pictures"]
+
+
+class Pictures(Protocol):
+    """Target pictures by name."""
+
+    names: list[str]
+    orphan_captions: list[str]
+
+    def sha256(self, name: str) -> str: ...
+
+    def caption(self, name: str) -> str: ...
+
+    def quick_size(self, name: str) -> tuple[int, int] | None:
+        """(width, height) without decoding, or None; only for estimates."""
+
+    def read(self, name: str) -> torch.Tensor:
+        """[3,H,W] in [0,1]; BadInput naming the picture."""
+
+
+class PictureFolder:
+    """All pictures under a folder; a picture without its own .txt has `caption`."""
+
+    def __init__(self, folder: Path, caption: str) -> None:
+        self.folder = folder
+        self.names = list_pictures(folder)
+        self.orphan_captions = find_orphan_captions(folder, self.names)
+        self._caption = caption
+
+    def sha256(self, name: str) -> str:
+        return sha256_file(self.folder / name)
+
+    def caption(self, name: str) -> str:
+        return read_caption(self.folder / name) or self._caption
+
+    def quick_size(self, name: str) -> tuple[int, int] | None:
+        try:
+            with Image.open(self.folder / name) as image:
+                return image.size
+        except Exception:  # whatever is wrong with it, reading it for good will say so
+            return None
+
+    def read(self, name: str) -> torch.Tensor:
+        return read_picture(self.folder / name, name)
+
+
+class PictureBatch:
+    """The pictures of an IMAGE batch [B,H,W,3 or 4], float in [0,1], under the names image00000, image00001, ..."""
+
+    orphan_captions: list[str] = []
+
+    def __init__(self, images: torch.Tensor, caption: str) -> None:
+        if images.ndim != 4 or images.shape[-1] not in (3, 4) or not len(images):
+            raise BadInput(f"images must be an IMAGE batch [B,H,W,3]; it is {list(images.shape)}.")
+        self._images = images
+        self._caption = caption
+        self._rows = {f"image{i:05d}": i for i in range(len(images))}
+        self.names = list(self._rows)
+
+    def _picture(self, name: str) -> torch.Tensor:
+        return self._images[self._rows[name]]
+
+    def sha256(self, name: str) -> str:
+        pixels = self._picture(name)
+        digest = hashlib.sha256(f"{list(pixels.shape)}".encode())
+        digest.update(pixels.float().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    def caption(self, name: str) -> str:
+        return self._caption
+
+    def quick_size(self, name: str) -> tuple[int, int] | None:
+        return self._images.shape[2], self._images.shape[1]
+
+    def read(self, name: str) -> torch.Tensor:
+        picture = self._picture(name).float().cpu().movedim(-1, 0)
+        if not torch.isfinite(picture).all():
+            raise BadInput(f"The picture {name} of the IMAGE batch holds NaN or infinity.")
+        if picture.shape[0] == 4:  # as read_picture does: transparent parts over white
+            picture = picture[:3] * picture[3:] + (1 - picture[3:])
+        return picture.clamp(0, 1).contiguous()

@@ -1,0 +1,261 @@
+"""Where the base latent b of a pair comes from: what the four base nodes hand to the builder (REF2V_BASE)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ....training.data.buckets import resize, resize_and_crop
+from ....training.data.degrade import degrade
+from ....training.data.pictures import list_pictures, read_picture, sha256_file
+from ....training.errors import BadInput
+from ..base_model import low_noise_latent, model_fingerprint, model_name, model_parameters
+from ..vae import PictureEncoder
+from ..weights import hash_value
+
+__all__ = ["BaseSource", "DegradeBase", "Frame", "LatentBase", "PairBase", "RawPair", "SampleBase"]
+
+_MOST_SEED = 2**64
+
+
+@dataclass(frozen=True)
+class Frame:
+    """How one target picture is cut: to (width, height), at a place, mirrored or not."""
+
+    size: tuple[int, int]
+    position: str | int
+    flip: bool = False
+
+    def cut(self, picture: torch.Tensor) -> torch.Tensor:
+        """[3,H,W] -> [3,height,width]."""
+        picture = resize_and_crop(picture, self.size, self.position)
+        return picture.flip(-1).contiguous() if self.flip else picture
+
+
+@dataclass(frozen=True)
+class RawPair:
+    """Target and base latent [C,h,w] as the VAE gives them, with the pictures behind them where there are any."""
+
+    z: torch.Tensor
+    b: torch.Tensor
+    target: torch.Tensor | None
+    base: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class DegradeBase:
+    """b is the target picture made worse and encoded again. kind: resize, blur or jpeg; amount as its node says."""
+
+    kind: str
+    amount: float
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "degradation", "degradation": self.kind, "amount": self.amount}
+
+    def fingerprint(self, names: list[str]) -> str:
+        return ""
+
+    def line(self) -> str:
+        return f"the target degraded ({self.kind}, {self.amount:g})"
+
+    def pair(self, name: str, picture: torch.Tensor, frame: Frame, encoder: PictureEncoder) -> RawPair:
+        target = frame.cut(picture)
+        base = degrade(target, self.kind, self.amount)
+        return RawPair(encoder.encode(target, name), encoder.encode(base, name), target, base)
+
+
+class PairBase:
+    """b is a second picture with the same relative stem in another folder ("before"), encoded by the same VAE."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._by_stem: dict[str, str] = {}
+        for name in list_pictures(folder):
+            self._by_stem.setdefault(_stem(name), name)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "paired folder"}
+
+    def fingerprint(self, names: list[str]) -> str:
+        digest = hashlib.sha256()
+        for name in names:
+            before = self._by_stem.get(_stem(name))
+            line = f"{name}\0{before and sha256_file(self.folder / before)}\n"
+            digest.update(line.encode(errors="surrogateescape"))
+        return digest.hexdigest()
+
+    def line(self) -> str:
+        return "the picture of the same name in the paired folder"
+
+    def unmatched(self, names: list[str]) -> list[str]:
+        """Pictures of the paired folder that no target picture has asked for."""
+        stems = {_stem(name) for name in names}
+        return [name for stem, name in self._by_stem.items() if stem not in stems]
+
+    def check(self, name: str, picture: torch.Tensor) -> None:
+        """BadInput when the partner is missing, damaged, or shows another frame than the target."""
+        self._read(name, picture)
+
+    def pair(self, name: str, picture: torch.Tensor, frame: Frame, encoder: PictureEncoder) -> RawPair:
+        # Brought to the target's own size first: then one and the same cut is the same place in both.
+        base = frame.cut(resize(self._read(name, picture), tuple(picture.shape[1:])))
+        target = frame.cut(picture)
+        return RawPair(encoder.encode(target, name), encoder.encode(base, f"{name} (before)"), target, base)
+
+    def _read(self, name: str, picture: torch.Tensor) -> torch.Tensor:
+        before = self._by_stem.get(_stem(name))
+        if before is None:
+            raise BadInput(f"The picture {name} has no partner of the same name in the paired folder {self.folder}.")
+        partner = read_picture(self.folder / before, f"{before} (before)")
+        height, width = picture.shape[1:]
+        if abs(partner.shape[2] * height - partner.shape[1] * width) > 0.02 * partner.shape[2] * height:
+            raise BadInput(
+                f"The picture {name} is {width}x{height} and its partner {before} in the paired folder "
+                f"{partner.shape[2]}x{partner.shape[1]}: both must show the same frame, so the same aspect ratio."
+            )
+        return partner
+
+
+@dataclass(frozen=True)
+class SampleBase:
+    """b is what the base MODEL makes of the target latent: noised a little, then denoised by its own sampler.
+
+    `positive` None: the picture's own caption, through the builder's CLIP. `negative` None: the empty caption.
+    """
+
+    model: Any
+    positive: list | None
+    negative: list | None
+    steps: int
+    cfg: float
+    sampler_name: str
+    scheduler: str
+    denoise: float
+    seed: int
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": "model",
+            "name": model_name(self.model),
+            "parameters": model_parameters(self.model),
+            "fingerprint": model_fingerprint(self.model),
+            "steps": self.steps,
+            "cfg": self.cfg,
+            "sampler": self.sampler_name,
+            "scheduler": self.scheduler,
+            "denoise": self.denoise,
+            "seed": self.seed,
+        }
+
+    def fingerprint(self, names: list[str]) -> str:
+        digest = hashlib.sha256()
+        hash_value(digest, [self.positive, self.negative], whole=True)
+        return digest.hexdigest()
+
+    def line(self) -> str:
+        return (
+            f"the base model {model_name(self.model)} ({model_parameters(self.model) / 1e6:.1f} M parameters) at "
+            f"denoise {self.denoise:g}, {self.steps} steps of {self.sampler_name}/{self.scheduler}, cfg {self.cfg:g}"
+        )
+
+    def needs_captions(self) -> bool:
+        """Whether a CLIP is needed to sample: no positive conditioning, or a cfg that asks for a negative one."""
+        return self.positive is None or (self.negative is None and self.cfg != 1.0)
+
+    def pair(
+        self,
+        name: str,
+        picture: torch.Tensor,
+        frame: Frame,
+        encoder: PictureEncoder,
+        *,
+        index: int,
+        conditioning: Callable[[str], list] | None,
+        caption: str,
+    ) -> RawPair:
+        """index: the picture's place in the data set; with `seed` it gives the noise, mirrored or not."""
+        target = frame.cut(picture)
+        z = encoder.encode(target, name)
+        positive = self.positive if self.positive is not None else conditioning(caption)
+        negative = self.negative
+        if negative is None:  # at cfg 1 the host does not look at it
+            negative = positive if self.cfg == 1.0 else conditioning("")
+        b = low_noise_latent(
+            self.model,
+            z,
+            positive,
+            negative,
+            steps=self.steps,
+            cfg=self.cfg,
+            sampler_name=self.sampler_name,
+            scheduler=self.scheduler,
+            denoise=self.denoise,
+            seed=(self.seed + index) % _MOST_SEED,
+        )
+        return RawPair(z, b, target, None)
+
+
+class LatentBase:
+    """z and b are given: two LATENT batches of one shape, raw as a VAE or a KSampler gives them."""
+
+    def __init__(self, target: dict, base: dict) -> None:
+        self.target = _still_latents(target, "target")
+        self.base = _still_latents(base, "base_latent")
+        if self.target.shape != self.base.shape:
+            raise BadInput(
+                f"The target and base latents must have one shape; they are {list(self.target.shape)} and "
+                f"{list(self.base.shape)}."
+            )
+        self._rows = {f"latent{i:05d}": i for i in range(len(self.target))}
+        self.names = list(self._rows)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "latents"}
+
+    def fingerprint(self, names: list[str]) -> str:
+        digest = hashlib.sha256()
+        hash_value(digest, [self.target, self.base], whole=True)
+        return digest.hexdigest()
+
+    def line(self) -> str:
+        return "the base latents given"
+
+    def sha256(self, name: str) -> str:
+        return hashlib.sha256(self._row(self.target, name).numpy().tobytes()).hexdigest()
+
+    def latents(self, name: str) -> RawPair:
+        z, b = self._row(self.target, name), self._row(self.base, name)
+        for latent, which in ((z, "target"), (b, "base")):
+            if not torch.isfinite(latent).all():
+                raise BadInput(f"The {which} latent {name} holds NaN or infinity.")
+        return RawPair(z, b, None, None)
+
+    def _row(self, batch: torch.Tensor, name: str) -> torch.Tensor:
+        return batch[self._rows[name]].float().cpu().clone(memory_format=torch.contiguous_format)
+
+
+BaseSource = DegradeBase | PairBase | SampleBase | LatentBase
+
+
+def _still_latents(latent: dict, which: str) -> torch.Tensor:
+    """The samples [B,C,h,w] of a LATENT; one frame of a video latent is a still too."""
+    samples = latent["samples"]
+    if getattr(samples, "is_nested", False):
+        raise BadInput(f"{which} holds latents of several kinds at once (video with audio), not stills.")
+    if samples.ndim == 5 and samples.shape[2] == 1:
+        samples = samples[:, :, 0]
+    if samples.ndim == 5:
+        raise BadInput(f"{which} is a video latent of {samples.shape[2]} frames; a refiner learns from still latents.")
+    if samples.ndim != 4 or not samples.numel():
+        raise BadInput(f"{which} must be a LATENT batch [B,C,h,w]; its samples are {list(samples.shape)}.")
+    return samples
+
+
+def _stem(name: str) -> str:
+    head, dot, tail = name.rpartition(".")
+    return head if dot and "/" not in tail else name

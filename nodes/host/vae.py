@@ -1,0 +1,220 @@
+"""The host's VAE as the dataset builder needs it: encode a picture, know the VAE again, say where a NaN came from."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from typing import Any
+
+import comfy.model_management
+import comfy.model_patcher
+import torch
+
+from ...training.errors import BadInput
+from .weights import hash_weights
+
+__all__ = ["PictureEncoder", "decode_latent", "latent_downscale", "vae_dtype", "vae_fingerprint"]
+
+
+def latent_downscale(vae: Any) -> int:
+    """Pixels per latent cell along one side: 8 for most image VAEs, 1 in pixel space.
+
+    A video VAE gives (function of frames, 16, 16), and newer hosts may give a function for a side as well.
+    """
+    _refuse_empty(vae)
+    ratio = vae.downscale_ratio
+    if isinstance(ratio, (tuple, list)):
+        ratio = ratio[-1]
+    if callable(ratio):
+        ratio = 1024 / ratio(1024)
+    if ratio < 1 or ratio != int(ratio):
+        raise BadInput(f"The VAE ({_class_name(vae)}) must shrink a picture by a whole number; it says {ratio}.")
+    return int(ratio)
+
+
+def vae_dtype(vae: Any) -> str:
+    """The precision in which the host runs this VAE, e.g. "float32"."""
+    return str(getattr(vae, "vae_dtype", None)).removeprefix("torch.")
+
+
+def vae_fingerprint(vae: Any) -> str:
+    """Hex digest of the VAE's class and weights (sampled, with what patches it), and of the dtype that it runs in."""
+    _refuse_empty(vae)
+    digest = hashlib.sha256(f"{_class_name(vae)} {vae_dtype(vae)}".encode())
+    hash_weights(digest, vae.patcher)
+    return digest.hexdigest()
+
+
+def decode_latent(vae: Any, latent: torch.Tensor) -> torch.Tensor:
+    """Raw latent [C,h,w] -> picture [3,H,W] in [0,1], float32 on the CPU."""
+    batch = latent[None].unsqueeze(2) if getattr(vae, "latent_dim", 2) == 3 else latent[None]
+    pixels = vae.decode(batch)
+    while pixels.ndim > 4:  # a video VAE gives [1,F,H,W,3]
+        pixels = pixels[0]
+    return pixels[0, ..., :3].movedim(-1, 0).float().cpu().clamp(0, 1).clone()
+
+
+class PictureEncoder:
+    """Pictures to raw latents through the host's own `vae.encode`, whatever precision and offloading it works in.
+
+    A latent that is not finite is never kept: it is encoded once more on a private FP32 copy of the VAE (the VAE that
+    came in stays as it is), and if that does not help, `BadInput` names the picture and the layer that failed.
+    """
+
+    def __init__(self, vae: Any) -> None:
+        self.vae = vae
+        self.downscale = latent_downscale(vae)
+        self.retried: list[str] = []  # pictures that needed FP32
+        self._private: Any = None
+
+    def encode(self, picture: torch.Tensor, name: str) -> torch.Tensor:
+        """[3,H,W] in [0,1], sides a multiple of `downscale` -> raw latent [C,h,w], float32 on the CPU.
+
+        One picture at a time: a video VAE would take a batch for the frames of one clip, and a latent must not depend
+        on the pictures beside it. Raises BadInput naming the picture.
+        """
+        latent = self._encode_with(self.vae, picture, name)
+        if not torch.isfinite(latent).all():
+            latent = self._encode_in_float32(picture, name)
+        return latent
+
+    def _encode_with(self, vae: Any, picture: torch.Tensor, name: str) -> torch.Tensor:
+        pixels = picture.movedim(0, -1)[None].float().contiguous()
+        latent = vae.encode(pixels)
+        if latent.ndim == 5 and latent.shape[2] == 1:
+            latent = latent[:, :, 0]
+        if latent.ndim != 4 or latent.shape[0] != 1:
+            raise BadInput(
+                f"The VAE ({_class_name(vae)}) must give one still latent [1,C,h,w] for {name}; it gave "
+                f"{list(latent.shape)}. Audio and several-frame latents cannot be refined here."
+            )
+        want = (picture.shape[-2] // self.downscale, picture.shape[-1] // self.downscale)
+        if tuple(latent.shape[-2:]) != want:
+            raise BadInput(
+                f"The VAE ({_class_name(vae)}) says that it shrinks pictures by {self.downscale}, but {name} of "
+                f"{picture.shape[-1]}x{picture.shape[-2]} became a latent of {latent.shape[-1]}x{latent.shape[-2]}."
+            )
+        return latent[0].float().cpu().clone()
+
+    def _encode_in_float32(self, picture: torch.Tensor, name: str) -> torch.Tensor:
+        if self._private is None:
+            self._private = _float32_copy(self.vae)
+        with _FirstBadLayer(self._private.first_stage_model) as bad:
+            latent = self._encode_with(self._private, picture, name)
+        if not torch.isfinite(latent).all():
+            where = f"layer {bad.name}" if bad.name else "no single layer"
+            raise BadInput(
+                f"The VAE encoder gives a latent with NaN or infinity for {name}, in {vae_dtype(self.vae)} and once "
+                f"more in a float32 copy (first in {where}): the VAE file is damaged, or not complete."
+            )
+        self.retried.append(name)
+        return latent
+
+
+class _FirstBadLayer:
+    """Within the block, `name` becomes the first innermost module whose output holds NaN or infinity."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.name = ""
+        self._module = module
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> _FirstBadLayer:
+        for name, layer in self._module.named_modules():
+            if name and not any(True for _ in layer.children()):
+                self._handles.append(layer.register_forward_hook(self._hook(name)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _hook(self, name: str):
+        def look(_module, _inputs, output):
+            if not self.name and torch.is_tensor(output) and not torch.isfinite(output).all():
+                self.name = name
+
+        return look
+
+
+def _refuse_empty(vae: Any) -> None:
+    if getattr(vae, "first_stage_model", None) is None:
+        raise BadInput("The vae holds no weights: the checkpoint that it comes from has no VAE.")
+
+
+def _class_name(vae: Any) -> str:
+    return type(getattr(vae, "first_stage_model", None)).__name__
+
+
+# What the host hangs on a module while it is loaded: a copy that kept it would be taken for loaded already.
+_LOADED_STATE = (
+    "model_loaded_weight_memory",
+    "model_offload_buffer_memory",
+    "model_lowvram",
+    "lowvram_patch_counter",
+    "current_weight_patches_uuid",
+    "comfy_patched_weights",
+    "prev_comfy_cast_weights",
+    "dynamic_vbars",
+    "dynamic_pins",
+    "dynamic_patchers",
+    "_v",
+    "_v_signature",
+    "_v_weight",
+    "_v_bias",
+    "_v_block",
+    "_prefetch",
+    "_pin_state",
+    "_pins",
+    "seed_key",
+    "weight_lowvram_function",
+    "bias_lowvram_function",
+    "comfy_force_cast_weights",
+    "_comfy_graph",
+)
+
+
+def _float32_copy(vae: Any) -> Any:
+    """A VAE object of its own, with its own FP32 weights on a plain patcher; the VAE that came in is not touched.
+
+    The weights are the unpatched ones. deepcopy's memo is filled beforehand with the FP32 parameters, so that neither
+    the low-precision weights nor the host's loading handles are ever copied.
+    """
+    source = vae.first_stage_model
+    with vae.patcher.use_ejected():
+        memo: dict[int, Any] = {}
+        for key, parameter in [*source.named_parameters(), *source.named_buffers()]:
+            if hasattr(parameter, "dequantize") and type(parameter) not in (torch.Tensor, torch.nn.Parameter):
+                raise BadInput("The VAE has quantized weights and gives NaN; load it in full precision instead.")
+            backup = vae.patcher.backup.get(key)
+            weight = parameter if backup is None else backup.weight
+            if weight.is_floating_point():
+                weight = weight.detach().to("cpu", torch.float32, copy=True)
+            else:
+                weight = weight.detach().to("cpu", copy=True)
+            if isinstance(parameter, torch.nn.Parameter):
+                weight = torch.nn.Parameter(weight, requires_grad=False)
+            memo[id(parameter)] = weight
+        for module in source.modules():
+            for attribute in _LOADED_STATE:
+                held = module.__dict__.get(attribute)
+                if held is not None:
+                    memo[id(held)] = held  # shared, then dropped below
+        private = copy.deepcopy(source, memo)
+    for module in private.modules():
+        for attribute in _LOADED_STATE:
+            module.__dict__.pop(attribute, None)
+        for functions in ("weight_function", "bias_function"):
+            if functions in module.__dict__:
+                setattr(module, functions, [])
+        for attribute in [a for a in module.__dict__ if a.endswith("_comfy_model_dtype")]:
+            setattr(module, attribute, torch.float32)
+    private.device = torch.device("cpu")
+    new = copy.copy(vae)
+    new.first_stage_model = private
+    new.patcher = comfy.model_patcher.ModelPatcher(
+        private, load_device=vae.patcher.load_device, offload_device=vae.patcher.offload_device
+    )
+    new.vae_dtype = torch.float32
+    new.size = None
+    return new
