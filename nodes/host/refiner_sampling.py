@@ -22,14 +22,42 @@ __all__ = ["RefinerRun", "ResidualFlowSampling", "check_sampler"]
 _LOG = logging.getLogger("ref2v")
 _SIGMA_TOLERANCE = 1e-3  # one of the host's 1000 sigmas
 
-ANCESTRAL = "it adds fresh noise of unit size after each step, and a refiner's noise is its own, much smaller s"
-SDE = "it solves a stochastic equation whose noise is of unit size, and a refiner's noise is its own, much smaller s"
-RESCALES = "it replaces the state by a newly noised one, and the refiner's state at time t is (1-t) z + t (b + s e)"
-CFG_PP = "it takes its direction from the unguided prediction at another scale than a flow's"
+_ADDS_NOISE = "it adds fresh noise of unit size at each step, and a refiner's noise is its own, much smaller s"
+_RENOISES = "it takes the picture it has and noises it anew, and a refiner's state keeps a share of the base instead"
 
-# Every sampler of the host was tried once; docs/samplers.md has the measured table. Keys are the names of the sampling
-# functions without "sample_"; what stands neither here nor among the fitting ones passes, with a line in the log.
-REFUSED: dict[str, str] = {}
+# Every sampler of the host was tried once on a residual whose distribution is known; docs/samplers.md has the table.
+# Left: sampling functions of the host without "sample_". Right: why they do not fit, and the option that turns the
+# noise off where that makes an ordinary sampler of them (sampler nodes have it; the KSampler's list does not).
+REFUSED: dict[str, tuple[str, str | None]] = {
+    "euler_ancestral": (_ADDS_NOISE, "eta"),
+    "euler_ancestral_cfg_pp": (_ADDS_NOISE, "eta"),
+    "dpm_2_ancestral": (_ADDS_NOISE, "eta"),
+    "dpmpp_2s_ancestral": (_ADDS_NOISE, "eta"),
+    "dpmpp_2s_ancestral_cfg_pp": (_ADDS_NOISE, None),
+    "dpmpp_sde": (_ADDS_NOISE, "eta"),
+    "dpmpp_sde_gpu": (_ADDS_NOISE, "eta"),
+    "dpmpp_2m_sde": (_ADDS_NOISE, "eta"),
+    "dpmpp_2m_sde_gpu": (_ADDS_NOISE, "eta"),
+    "dpmpp_2m_sde_heun": (_ADDS_NOISE, "eta"),
+    "dpmpp_2m_sde_heun_gpu": (_ADDS_NOISE, "eta"),
+    "dpmpp_3m_sde": (_ADDS_NOISE, "eta"),
+    "dpmpp_3m_sde_gpu": (_ADDS_NOISE, "eta"),
+    "res_multistep_ancestral": (_ADDS_NOISE, "eta"),
+    "res_multistep_ancestral_cfg_pp": (_ADDS_NOISE, "eta"),
+    "seeds_2": (_ADDS_NOISE, "eta"),
+    "seeds_3": (_ADDS_NOISE, "eta"),
+    "er_sde": (_ADDS_NOISE, "s_noise"),
+    "sa_solver": (_ADDS_NOISE, "s_noise"),
+    "sa_solver_pece": (_ADDS_NOISE, "s_noise"),
+    "ddpm": (_ADDS_NOISE, None),
+    "lcm": (_RENOISES, None),
+    "lcm_upscale": (_RENOISES, None),
+}
+FITTING = frozenset(
+    {"euler", "euler_cfg_pp", "heun", "heunpp2", "dpm_2", "lms", "dpm_fast", "dpm_adaptive", "dpmpp_2m"}
+    | {"dpmpp_2m_cfg_pp", "ipndm", "ipndm_v", "deis", "res_multistep", "res_multistep_cfg_pp", "gradient_estimation"}
+    | {"gradient_estimation_cfg_pp", "unipc", "unipc_bh2"}
+)
 
 
 def _like(sigma: Tensor, x: Tensor) -> Tensor:
@@ -71,11 +99,20 @@ def _sampler_name(sampler: Any) -> str:
 
 
 def check_sampler(sampler: Any) -> None:
-    """BadInput for a SAMPLER of the host that does not fit residual flow (docs/samplers.md)."""
+    """BadInput for a SAMPLER that does not fit residual flow. One that was never tried passes, and is logged."""
     name = _sampler_name(sampler)
-    reason = REFUSED.get(name)
-    if reason is not None:
-        raise BadInput(f"The sampler {name} does not fit a refiner: {reason}; use euler.")
+    options = getattr(sampler, "extra_options", None) or {}
+    if name in REFUSED:
+        reason, switch = REFUSED[name]
+        if switch is None or options.get(switch) != 0:
+            instead = "use euler" if switch is None else f"use euler, or a sampler node with {switch} at 0"
+            raise BadInput(f"The sampler {name} does not fit a refiner: {reason}; {instead}.")
+        return
+    for churn in ("s_churn", "eta"):
+        if options.get(churn, 0) > 0:
+            raise BadInput(f"The sampler {name} fits a refiner only with {churn} at 0: otherwise {_ADDS_NOISE}.")
+    if name not in FITTING:
+        _LOG.info("Sampler %s is unknown to Ref2V and was not tried with a refiner; samplers without noise fit.", name)
 
 
 class RefinerRun:

@@ -1,49 +1,16 @@
-"""What is tried inside a real host process, without its server: refiner files as MODELs in the host's samplers.
+"""Refiner files as MODELs in the host's samplers: the numbers and sentences that test_refiner_model.py looks at.
 
-    python tests/host/refiner_in_host.py HOST_FOLDER RESULT.json [check ...]
-
-The host reads sys.argv while it is imported, so pytest never imports it; the tests run this script once and look at the
-numbers and sentences that it writes. Everything is tiny, in float32, on the CPU.
+Everything is tiny, in float32, on the CPU. See in_host.py for how it is run.
 """
 
-import importlib.util
-import json
-import sys
-import tempfile
-import traceback
 from pathlib import Path
 
-HOST, RESULT, WANTED = sys.argv[1], sys.argv[2], sys.argv[3:]
-PACK = Path(__file__).resolve().parents[2]
-WORK = tempfile.TemporaryDirectory(prefix="ref2v-")
-sys.path.insert(0, HOST)
-sys.argv = ["main.py", "--cpu", "--base-directory", WORK.name]
+from in_host import WORK, comfy, error, pack, refusal, sample, torch, write_results  # boots the host
 
-import comfy.options  # noqa: E402
-
-comfy.options.enable_args_parsing()
-import comfy.sample  # noqa: E402
-import comfy.samplers  # noqa: E402
-import torch  # noqa: E402
-
-
-def load_pack():
-    """The pack as the host loads it: under a module name that is a path."""
-    name = str(PACK).replace(".", "_x_")
-    spec = importlib.util.spec_from_file_location(name, PACK / "__init__.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return name
-
-
-NAME = load_pack()
-model_module = importlib.import_module(f"{NAME}.nodes.host.refiner_model")
-sampling_module = importlib.import_module(f"{NAME}.nodes.host.refiner_sampling")
-flow = importlib.import_module(f"{NAME}.training.refiner.flow")
-file_module = importlib.import_module(f"{NAME}.training.refiner.file")
-unet_module = importlib.import_module(f"{NAME}.training.refiner.unet")
-BadInput = importlib.import_module(f"{NAME}.training.errors").BadInput
+model_module = pack("nodes.host.refiner_model")
+flow = pack("training.refiner.flow")
+file_module = pack("training.refiner.file")
+unet_module = pack("training.refiner.unet")
 
 SHAPES = {  # every way in which the host's and the core's descriptions of a network differ
     "text, 3 levels": dict(
@@ -110,11 +77,6 @@ def refiner_file(shape="text, 3 levels", *, s=S, name="refiner.safetensors", wei
     return path, net, meta, empty
 
 
-def error(a, b):
-    """Relative error of a against b."""
-    return float((a.double() - b.double()).norm() / b.double().norm())
-
-
 def core_velocity(net, meta, b, context, pooled=None):
     """(x, t) -> v with the core's own network."""
     height, width = (side * meta.latent["downscale"] for side in b.shape[-2:])
@@ -122,40 +84,6 @@ def core_velocity(net, meta, b, context, pooled=None):
     context = context.expand(b.shape[0], -1, -1)
     added = {} if pooled is None else {"pooled": pooled.expand(b.shape[0], -1), "time_ids": time_ids}
     return lambda x, t: meta.c_v * unet_module.call_unet(net, x, b, t, context, **added)
-
-
-def sample(model, conditioning, latent, *, steps=8, seed=1, noise=None, sampler="euler", scheduler="simple", **more):
-    """What the host's KSampler node does."""
-    latent = comfy.sample.fix_empty_latent_channels(model, latent)
-    if noise is None:
-        noise = comfy.sample.prepare_noise(latent, seed)
-    negative = more.pop("negative", conditioning)
-    cfg = more.pop("cfg", 1.0)
-    return comfy.sample.sample(
-        model,
-        noise,
-        steps,
-        cfg,
-        sampler,
-        scheduler,
-        conditioning,
-        negative,
-        latent,
-        seed=seed,
-        disable_pbar=True,
-        **more,
-    )
-
-
-def refusal(action):
-    """The sentence that a person would read, or how else it ended."""
-    try:
-        action()
-    except BadInput as refused:
-        return str(refused)
-    except Exception as failure:  # noqa: BLE001 the test shall show what came instead
-        return f"NOT A SENTENCE: {type(failure).__name__}: {failure}"
-    return "PASSED"
 
 
 # ------------------------------------------------------------------------------------------------------------- checks
@@ -410,18 +338,7 @@ def check_files():
     }
 
 
-def main():
-    checks = {name.removeprefix("check_"): run for name, run in globals().items() if name.startswith("check_")}
-    results = {}
-    for name in WANTED or checks:
-        try:
-            with torch.inference_mode():  # the host runs its nodes in it
-                torch.manual_seed(0)
-                results[name] = checks[name]()
-        except Exception:  # noqa: BLE001 one broken check must not hide the others
-            results[name] = {"failed": traceback.format_exc()}
-    Path(RESULT).write_text(json.dumps(results, indent=1))
-
-
 if __name__ == "__main__":
-    main()
+    write_results(
+        {name.removeprefix("check_"): run for name, run in list(globals().items()) if name.startswith("check_")}
+    )
