@@ -251,7 +251,7 @@ def fingerprint(host: Path, own: str | None) -> str:
 
 
 def call(command: list, **env: str) -> int:
-    """Run a command in the foreground, return its exit code; Ctrl-C is the child's to handle, so that it can tidy up."""
+    """Run a command in the foreground, return its exit code; Ctrl-C is the child's to handle, so that it can tidy."""
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         return subprocess.run([str(part) for part in command], cwd=ROOT, env={**os.environ, **env}).returncode
