@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from PIL import Image
-from torch.nn import functional
 
 from ....training.data.shards import DatasetWriter, RefinerDataset, estimate_bytes
 from ....training.errors import BadInput
@@ -23,10 +22,10 @@ from .latent_space import MEASURED_PICTURES, LatentSpace
 from .material import LatentMaterial, Material, PictureMaterial
 from .pictures import PictureBatch, PictureFolder
 from .plan import BuildPlan, Fact, gather_facts, look, make_pair, make_plan
-from .recipe import recipe_hash
+from .recipe import count_build, recipe_hash
 from .report import byte_count, duration, latent_line, plan_lines, text_lines
 from .request import BuildRequest, BuildResult
-from .sources import LatentBase, RawPair, SampleBase
+from .sources import LatentBase, RawLatents, SampleBase
 
 __all__ = ["build_dataset"]
 
@@ -89,10 +88,11 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
     if captions:
         progress.text("encoding captions")
         captions.measure([facts[name].caption for name in plan.inspected], raise_if_interrupted)
-    ahead: dict[str, RawPair] = {}
+    ahead: dict[str, RawLatents] = {}
     if space is None:
         progress.text("measuring the latents")
-        ahead = {name: make_pair(material, name, False, None) for name in plan.train_names()[:MEASURED_PICTURES]}
+        first = plan.train_names()[:MEASURED_PICTURES]
+        ahead = {name: make_pair(material, name, False, None).latents() for name in first}
         space = LatentSpace.measured([pair.z for pair in ahead.values()], material.downscale)
     lines = [latent_line(request, space), *text_lines(captions), *lines]
     with _writer(folder, request, space, captions) as writer:
@@ -100,6 +100,8 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
         lines += material.retried()
         writer.attach(_SHEET_FILE, _png(sheet))
         writer.attach(_REPORT_FILE, "\n".join(lines).encode(errors="replace"))
+
+    count_build(request.name)
 
     # --- what came out ------------------------------------------------------------------------------------------
     data = RefinerDataset.open(folder)
@@ -211,7 +213,7 @@ def _write_pairs(
     facts: dict[str, Fact],
     space: LatentSpace,
     captions: CaptionEncoder | None,
-    ahead: dict[str, RawPair],
+    ahead: dict[str, RawLatents],
     progress: NodeProgress,
 ) -> None:
     """Every pair of the plan into the writer; those in `ahead` are made already."""
@@ -219,7 +221,7 @@ def _write_pairs(
     for done, (name, flip) in enumerate(plan.pairs, start=1):
         raw = None if flip else ahead.pop(name, None)
         if raw is None:
-            raw = make_pair(material, name, flip, space)
+            raw = make_pair(material, name, flip, space).latents()
         group, side = plan.sides[name]
         writer.add(
             space.to_model(raw.z),
@@ -230,7 +232,7 @@ def _write_pairs(
             split=side,
             caption=facts[name].caption,
             flip=flip,
-            rgb=_small_target(raw),
+            rgb=raw.rgb,
             **(_text_tensors(captions, facts[name].caption) if captions else {}),
         )
         left = (time.monotonic() - began) / done * (len(plan.pairs) - done)
@@ -241,13 +243,6 @@ def _write_pairs(
 def _text_tensors(captions: CaptionEncoder, caption: str) -> dict[str, torch.Tensor]:
     context, pooled = captions.encode(caption)
     return {"context": context} if pooled is None else {"context": context, "pooled": pooled}
-
-
-def _small_target(raw: RawPair) -> torch.Tensor | None:
-    """The target picture [3,h,w] at latent size, in [-1, 1]; None where there is no picture."""
-    if raw.target is None:
-        return None
-    return functional.interpolate(raw.target[None] * 2 - 1, size=tuple(raw.z.shape[1:]), mode="area")[0]
 
 
 def _refuse_full_disk(folder: Path, needed: float) -> None:

@@ -8,16 +8,18 @@ from typing import Any
 
 import torch
 
-from ....training.data.buckets import assign_bucket
+from ....training.data.buckets import assign_bucket, resize_and_crop
 from ....training.data.split import perceptual_hash
 from ....training.errors import BadInput
 from ..clip import CaptionEncoder
 from ..vae import PictureEncoder, decode_latent, latent_downscale
 from .contact_sheet import false_colours
 from .pictures import Pictures
-from .sources import BaseSource, Frame, LatentBase, PairBase, RawPair, SampleBase
+from .sources import BaseSource, LatentBase, PairBase, RawPair, SampleBase
 
 __all__ = ["Inspected", "LatentMaterial", "Material", "PictureMaterial"]
+
+_KEEP_BYTES = 256 << 20  # of cut pictures, so that a small set is decoded once and not twice
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class PictureMaterial:
         self._pictures, self._base, self._encoder, self._captions = pictures, base, encoder, captions
         self._max_pixels, self._crop, self._seed = max_pixels, crop, seed
         self._place = {name: i for i, name in enumerate(self.names)}
+        self._kept: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        self._kept_bytes = 0
         # A UNet halves the latent two or three times; sides of 8 cells (64 pixels of an 8-fold VAE) always fit.
         self._multiple = max(self.downscale, min(64, 8 * self.downscale))
 
@@ -72,25 +76,27 @@ class PictureMaterial:
     def inspect(self, name: str) -> Inspected:
         """Decode a picture, and its partner where there is one. BadInput says why it cannot be used."""
         picture = self._pictures.read(name)
-        size = self._bucket(picture.shape[2], picture.shape[1], name)
-        if isinstance(self._base, PairBase):
-            self._base.check(name, picture)
-        return Inspected(size, perceptual_hash(picture))
+        cut = self._cut(name, picture)
+        if self._kept_bytes < _KEEP_BYTES:
+            self._kept[name] = cut
+            self._kept_bytes += sum(part.nbytes for part in cut if part is not None)
+        return Inspected((cut[0].shape[2], cut[0].shape[1]), perceptual_hash(picture))
 
     def pair(self, name: str, flip: bool = False) -> RawPair:
-        picture = self._pictures.read(name)
-        frame = Frame(self._bucket(picture.shape[2], picture.shape[1], name), self._position(name), flip)
+        cut = self._kept.get(name) or self._cut(name, self._pictures.read(name))
+        target, before = (part if part is None or not flip else part.flip(-1).contiguous() for part in cut)
+        if isinstance(self._base, PairBase):
+            return self._base.pair(name, target, before, self._encoder)
         if isinstance(self._base, SampleBase):
             return self._base.pair(
                 name,
-                picture,
-                frame,
+                target,
                 self._encoder,
                 index=self._place[name],
                 conditioning=self._captions.conditioning if self._captions else None,
                 caption=self.caption(name),
             )
-        return self._base.pair(name, picture, frame, self._encoder)
+        return self._base.pair(name, target, self._encoder)
 
     def show(self, raw: RawPair) -> tuple[torch.Tensor, torch.Tensor]:
         """(base, target) as pictures [3,H,W]; a base that exists as a latent only is decoded."""
@@ -114,6 +120,13 @@ class PictureMaterial:
         names = list(dict.fromkeys(self._encoder.retried))
         line = f"The VAE gave NaN for {len(names)} pictures, which were encoded once more in FP32: {_some(names)}."
         return [line] if names else []
+
+    def _cut(self, name: str, picture: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Target and partner [3,H,W] at the size of the bucket; a partner only where the base is one."""
+        size = self._bucket(picture.shape[2], picture.shape[1], name)
+        parts = [picture, self._base.partner(name, picture) if isinstance(self._base, PairBase) else None]
+        position = self._position(name)
+        return tuple(part if part is None else resize_and_crop(part, size, position) for part in parts)
 
     def _bucket(self, width: int, height: int, name: str) -> tuple[int, int]:
         return assign_bucket(width, height, max_pixels=self._max_pixels, multiple=self._multiple, name=name)

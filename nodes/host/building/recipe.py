@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,10 @@ from ....training.data.index import INDEX
 from ....training.data.pictures import SUFFIXES
 from ..paths import dataset_folder
 
-__all__ = ["RECIPE_VERSION", "built_datasets", "folder_state", "recipe_hash"]
+__all__ = ["RECIPE_VERSION", "built_datasets", "count_build", "folder_state", "recipe_hash"]
 
 RECIPE_VERSION = 1  # goes up when the same inputs would give other tensors (another resampling, another split)
+_built: Counter[str] = Counter()
 
 
 def recipe_hash(recipe: dict[str, Any]) -> str:
@@ -43,6 +46,18 @@ def folder_state(folder: Path) -> str:
 
 
 def built_datasets(name: str) -> list[str]:
-    """The finished datasets of this name, as "folder time" lines; a deleted one must be built again."""
-    indexes = dataset_folder(name).parent.glob(f"{name.strip()}-*/{INDEX}")
-    return sorted(f"{index.parent.name} {index.stat().st_mtime_ns}" for index in indexes)
+    """The finished datasets of this name, one line each that changes with any file in it; for `fingerprint_inputs`.
+
+    The last line counts how often this process has built one. Without it a dataset that was built and then deleted
+    would look to the host like the time before, and it would hand out the path of nothing from its cache.
+    """
+    lines = []
+    for index in sorted(dataset_folder(name).parent.glob(f"{glob.escape(name.strip())}-*/{INDEX}")):
+        files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(index.parent.iterdir())]
+        lines.append(f"{index.parent.name} {files}")
+    return [*lines, str(_built[name.strip()])]
+
+
+def count_build(name: str) -> None:
+    """Remember that a dataset of this name was built."""
+    _built[name] += 1

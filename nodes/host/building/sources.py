@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import functional
 
-from ....training.data.buckets import resize, resize_and_crop
+from ....training.data.buckets import resize
 from ....training.data.degrade import degrade
 from ....training.data.pictures import list_pictures, read_picture, sha256_file
 from ....training.errors import BadInput
@@ -18,23 +19,9 @@ from ..base_model import low_noise_latent, model_fingerprint, model_name, model_
 from ..vae import PictureEncoder
 from ..weights import hash_value
 
-__all__ = ["BaseSource", "DegradeBase", "Frame", "LatentBase", "PairBase", "RawPair", "SampleBase"]
+__all__ = ["BaseSource", "DegradeBase", "LatentBase", "PairBase", "RawLatents", "RawPair", "SampleBase"]
 
 _MOST_SEED = 2**64
-
-
-@dataclass(frozen=True)
-class Frame:
-    """How one target picture is cut: to (width, height), at a place, mirrored or not."""
-
-    size: tuple[int, int]
-    position: str | int
-    flip: bool = False
-
-    def cut(self, picture: torch.Tensor) -> torch.Tensor:
-        """[3,H,W] -> [3,height,width]."""
-        picture = resize_and_crop(picture, self.size, self.position)
-        return picture.flip(-1).contiguous() if self.flip else picture
 
 
 @dataclass(frozen=True)
@@ -45,6 +32,22 @@ class RawPair:
     b: torch.Tensor
     target: torch.Tensor | None
     base: torch.Tensor | None
+
+    def latents(self) -> RawLatents:
+        """Without the pictures, which are many times larger; of the target only a picture at latent size is kept."""
+        if self.target is None:
+            return RawLatents(self.z, self.b, None)
+        small = functional.interpolate(self.target[None] * 2 - 1, size=tuple(self.z.shape[1:]), mode="area")
+        return RawLatents(self.z, self.b, small[0])
+
+
+@dataclass(frozen=True)
+class RawLatents:
+    """What of a pair goes to the disk: raw latents, and the target [3,h,w] in [-1, 1] at their size."""
+
+    z: torch.Tensor
+    b: torch.Tensor
+    rgb: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,10 @@ class DegradeBase:
     def line(self) -> str:
         return f"the target degraded ({self.kind}, {self.amount:g})"
 
-    def pair(self, name: str, picture: torch.Tensor, frame: Frame, encoder: PictureEncoder) -> RawPair:
-        target = frame.cut(picture)
+    def pair(self, name: str, target: torch.Tensor, encoder: PictureEncoder) -> RawPair:
+        """target: [3,H,W] in [0,1], cut to its size."""
         base = degrade(target, self.kind, self.amount)
-        return RawPair(encoder.encode(target, name), encoder.encode(base, name), target, base)
+        return RawPair(encoder.encode(target, name), encoder.encode(base, f"{name} (degraded)"), target, base)
 
 
 class PairBase:
@@ -97,17 +100,9 @@ class PairBase:
         stems = {_stem(name) for name in names}
         return [name for stem, name in self._by_stem.items() if stem not in stems]
 
-    def check(self, name: str, picture: torch.Tensor) -> None:
-        """BadInput when the partner is missing, damaged, or shows another frame than the target."""
-        self._read(name, picture)
-
-    def pair(self, name: str, picture: torch.Tensor, frame: Frame, encoder: PictureEncoder) -> RawPair:
-        # Brought to the target's own size first: then one and the same cut is the same place in both.
-        base = frame.cut(resize(self._read(name, picture), tuple(picture.shape[1:])))
-        target = frame.cut(picture)
-        return RawPair(encoder.encode(target, name), encoder.encode(base, f"{name} (before)"), target, base)
-
-    def _read(self, name: str, picture: torch.Tensor) -> torch.Tensor:
+    def partner(self, name: str, picture: torch.Tensor) -> torch.Tensor:
+        """The "before" picture of a target [3,H,W] in [0,1], brought to the target's size: then one and the same cut
+        is the same place in both. BadInput when it is missing, damaged, or shows another frame."""
         before = self._by_stem.get(_stem(name))
         if before is None:
             raise BadInput(f"The picture {name} has no partner of the same name in the paired folder {self.folder}.")
@@ -118,7 +113,11 @@ class PairBase:
                 f"The picture {name} is {width}x{height} and its partner {before} in the paired folder "
                 f"{partner.shape[2]}x{partner.shape[1]}: both must show the same frame, so the same aspect ratio."
             )
-        return partner
+        return resize(partner, (height, width))
+
+    def pair(self, name: str, target: torch.Tensor, base: torch.Tensor, encoder: PictureEncoder) -> RawPair:
+        """target and base: [3,H,W] in [0,1], cut alike."""
+        return RawPair(encoder.encode(target, name), encoder.encode(base, f"{name} (before)"), target, base)
 
 
 @dataclass(frozen=True)
@@ -170,16 +169,15 @@ class SampleBase:
     def pair(
         self,
         name: str,
-        picture: torch.Tensor,
-        frame: Frame,
+        target: torch.Tensor,
         encoder: PictureEncoder,
         *,
         index: int,
         conditioning: Callable[[str], list] | None,
         caption: str,
     ) -> RawPair:
-        """index: the picture's place in the data set; with `seed` it gives the noise, mirrored or not."""
-        target = frame.cut(picture)
+        """target: [3,H,W] in [0,1], cut to its size. index: the picture's place in the data set; with `seed` it gives
+        the noise. conditioning: caption -> CONDITIONING, where there is a CLIP."""
         z = encoder.encode(target, name)
         positive = self.positive if self.positive is not None else conditioning(caption)
         negative = self.negative

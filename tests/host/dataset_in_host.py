@@ -1,0 +1,227 @@
+"""Checks on the host objects that a dataset is built from; tests/host/test_dataset_parts.py reads the results.
+
+python tests/host/dataset_in_host.py HOST_FOLDER RESULT.json CHECKPOINT_FOLDER
+"""
+
+import sys
+from pathlib import Path
+
+CHECKPOINTS = Path(sys.argv.pop(3))
+
+import in_host  # noqa: E402
+from in_host import pack, refusal, sample, write_results  # noqa: E402
+
+# isort: split
+import comfy.latent_formats  # noqa: E402
+import comfy.model_management  # noqa: E402
+import comfy.sd  # noqa: E402
+import comfy.utils  # noqa: E402
+import folder_paths  # noqa: E402
+import torch  # noqa: E402
+
+MIN, BROKEN, BROKEN_UNET = "sd15_min_strided.ckpt", "sd15_min_broken.ckpt", "sd15_min_broken_unet.ckpt"
+folder_paths.folder_names_and_paths["checkpoints"][0].insert(0, str(CHECKPOINTS))
+host_vae, host_clip, base_model = pack("nodes.host.vae"), pack("nodes.host.clip"), pack("nodes.host.base_model")
+keys, weights = pack("nodes.host.checkpoint_keys"), pack("nodes.host.weights")
+building = "nodes.host.building"
+
+with torch.inference_mode():
+    MODEL, CLIP, VAE, _ = comfy.sd.load_checkpoint_guess_config(str(CHECKPOINTS / MIN))
+
+
+def picture(width=96, height=64):
+    return torch.rand(3, height, width, generator=torch.Generator().manual_seed(1))
+
+
+def state_of(vae):
+    module = vae.first_stage_model
+    hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in module.modules())
+    return {k: v.clone() for k, v in module.state_dict().items()}, hooks, vae.vae_dtype, id(module), id(vae.patcher)
+
+
+def same_state(a, b):
+    equal = all(torch.equal(a[0][k], b[0][k]) and a[0][k].dtype == b[0][k].dtype for k in a[0])
+    return equal and a[0].keys() == b[0].keys() and a[1:] == b[1:]
+
+
+def half_vae(factor):
+    """The checkpoint's VAE in float16, its first layer enlarged until activations overflow where `factor` is large."""
+    state = {k: v.clone() for k, v in VAE.first_stage_model.state_dict().items()}
+    state["taesd_encoder.0.weight"] *= factor
+    return state, comfy.sd.VAE(sd=state, dtype=torch.float16)
+
+
+def vae_overflow_is_encoded_in_float32():
+    state, vae = half_vae(3e4)
+    full = comfy.sd.VAE(sd={k: v.half().float() for k, v in state.items()}, dtype=torch.float32)
+    before, encoder = state_of(vae), host_vae.PictureEncoder(vae)
+    latent = encoder.encode(picture(), "fox.png")
+    wanted = full.encode(picture().movedim(0, -1)[None])[0]
+    raw = vae.encode(picture().movedim(0, -1)[None])
+    return {
+        "host alone is finite": bool(torch.isfinite(raw).all()),
+        "error against float32": in_host.error(latent, wanted),
+        "retried": encoder.retried,
+        "vae unchanged": same_state(before, state_of(vae)),
+    }
+
+
+def vae_that_overflows_nowhere_is_left_alone():
+    _, vae = half_vae(1.0)
+    encoder = host_vae.PictureEncoder(vae)
+    latent = encoder.encode(picture(), "fox.png")
+    return {
+        "equal": bool(torch.equal(latent, vae.encode(picture().movedim(0, -1)[None])[0])),
+        "retried": encoder.retried,
+        "copied": encoder._private is not None,
+    }
+
+
+def vae_with_nan_names_file_and_layer():
+    vae = comfy.sd.VAE(sd={k: v.clone() for k, v in VAE.first_stage_model.state_dict().items()})
+    vae.first_stage_model.taesd_encoder[4].conv[2].bias.data[0] = float("nan")
+    before = state_of(vae)
+    said = refusal(lambda: host_vae.PictureEncoder(vae).encode(picture(), "fox.png"))
+    return {"said": said, "vae unchanged": str(before[1:]) == str(state_of(vae)[1:])}
+
+
+def vae_fingerprint_sees_weights_and_dtype():
+    def fresh(dtype=torch.float32, add=0.0):
+        state = {k: v.clone() for k, v in VAE.first_stage_model.state_dict().items()}
+        state["taesd_encoder.0.weight"] += add
+        return comfy.sd.VAE(sd=state, dtype=dtype)
+
+    prints = [host_vae.vae_fingerprint(v) for v in (fresh(), fresh(), fresh(torch.bfloat16), fresh(add=1e-3))]
+    loaded = fresh()
+    loaded.encode(picture().movedim(0, -1)[None])
+    return {
+        "same weights": prints[0] == prints[1],
+        "loaded": prints[0] == host_vae.vae_fingerprint(loaded),
+        "other dtype": prints[0] != prints[2],
+        "other weights": prints[0] != prints[3],
+    }
+
+
+def model_fingerprint_sees_patches_but_not_loading():
+    key = "diffusion_model.input_blocks.1.1.transformer_blocks.0.attn1.to_q.weight"
+    patch = {key: ("diff", (torch.full((320, 320), 0.01),))}
+
+    def patched(strength):
+        model = MODEL.clone()
+        model.add_patches(patch, strength)
+        return model
+
+    plain, strong, weak = base_model.model_fingerprint(MODEL), patched(1.0), patched(0.5)
+    prints = [base_model.model_fingerprint(m) for m in (strong, weak)]
+    comfy.model_management.load_models_gpu([strong])
+    loaded = base_model.model_fingerprint(strong), base_model.model_fingerprint(MODEL)
+    comfy.model_management.unload_all_models()
+    return {
+        "a patch counts": plain != prints[0],
+        "its strength counts": prints[0] != prints[1],
+        "the patched one loaded": prints[0] == loaded[0],
+        "the plain one while the patched one is loaded": plain == loaded[1],
+        "the plain one after": plain == base_model.model_fingerprint(MODEL),
+        "parameters": base_model.model_parameters(MODEL),
+    }
+
+
+def latent_formats_are_read_and_checked():
+    class Named:
+        """Only what latent_scaling asks of a ModelPatcher; the formats are the host's own."""
+
+        def __init__(self, latent_format):
+            self.get_model_object = {"latent_format": latent_format}.__getitem__
+
+    found = {}
+    for name in dir(comfy.latent_formats):
+        kind = getattr(comfy.latent_formats, name)
+        if isinstance(kind, type) and kind.latent_dimensions in (2, 3):
+            said = refusal(lambda kind=kind: found.update({kind.__name__: base_model.latent_scaling(Named(kind()))}))
+            if said != "PASSED":
+                found[name] = said
+    return found
+
+
+def base_latent_equals_the_ksamplers():
+    captions = host_clip.CaptionEncoder(CLIP)
+    conditioning, nothing = captions.conditioning("a boat"), captions.conditioning("")
+    z = host_vae.PictureEncoder(VAE).encode(picture(), "fox.png")
+    settings = {"steps": 4, "cfg": 3.0, "sampler_name": "dpmpp_2m", "scheduler": "karras", "denoise": 0.3}
+    b = base_model.low_noise_latent(MODEL, z, conditioning, nothing, seed=7, **settings)
+    wanted = sample(
+        MODEL, conditioning, z[None], negative=nothing, steps=4, cfg=3.0, sampler="dpmpp_2m", scheduler="karras",
+        denoise=0.3, seed=7,
+    )[0]  # fmt: skip
+    other = base_model.low_noise_latent(MODEL, z, conditioning, nothing, seed=8, **settings)
+    return {
+        "error": in_host.error(b, wanted),
+        "another seed": in_host.error(other, wanted),
+        "changed": in_host.error(b, z),
+    }
+
+
+def contexts_have_one_length_and_repeating_changes_nothing():
+    captions = host_clip.CaptionEncoder(CLIP)
+    long, longer = "word " * 100, "word " * 300
+    short_only = vars(captions.measure(["a boat", "a cat"]))
+    mixed = vars(captions.measure(["a boat", long, longer]))
+    once, twice = captions.conditioning("a boat")[0][0], captions.encode("a boat")[0][None]
+    x = torch.randn(1, 4, 8, 8)
+    unet = MODEL.model.diffusion_model
+    t = torch.tensor([500.0])
+    return {
+        "short only": short_only,
+        "mixed": mixed,
+        "cut": [len(text) for text in captions.cut],
+        "shapes": [list(once.shape), list(twice.shape)],
+        "the UNet's answer": in_host.error(unet(x, t, context=twice), unet(x, t, context=once)),
+    }
+
+
+def missing_keys_are_named():
+    said = {}
+    for name in (MIN, BROKEN, BROKEN_UNET):
+        said[f"{name} model"] = refusal(lambda name=name: keys.check_checkpoint(name, model=MODEL))
+        said[f"{name} clip"] = refusal(lambda name=name: keys.check_checkpoint(name, clip=CLIP))
+        said[f"{name} text encoder"] = refusal(lambda name=name: keys.check_checkpoint(name, text_encoder=True))
+    state = comfy.utils.load_torch_file(str(CHECKPOINTS / BROKEN))
+    folder = Path(in_host.WORK.name) / "models" / "checkpoints"
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {key: value.half().contiguous() for key, value in state.items()}
+    comfy.utils.save_torch_file(state, str(folder / "broken.safetensors"))
+    said["safetensors"] = refusal(lambda: keys.check_checkpoint("broken.safetensors", clip=CLIP))
+    (folder / "nonsense.safetensors").write_bytes(b"x" * 100)
+    said["nonsense"] = refusal(lambda: keys.check_checkpoint("nonsense.safetensors", clip=CLIP))
+    return said
+
+
+def vae_dtype_is_part_of_the_recipe():
+    build, request = pack(f"{building}.build").build_dataset, pack(f"{building}.request").BuildRequest
+    source, progress = pack(f"{building}.sources").DegradeBase("resize", 2.0), pack("nodes.host.progress").NodeProgress
+    images = torch.rand(3, 64, 64, 3, generator=torch.Generator().manual_seed(0))
+    folders = []
+    for dtype in (torch.float32, torch.float32, torch.bfloat16):
+        vae = comfy.sd.VAE(sd={k: v.clone() for k, v in VAE.first_stage_model.state_dict().items()}, dtype=dtype)
+        result = build(request(source, "dtype", vae=vae, images=images), progress(None, 1))
+        folders.append([Path(result.folder).name, result.report.split()[0]])
+    return folders
+
+
+write_results(
+    {
+        check.__name__: check
+        for check in (
+            vae_overflow_is_encoded_in_float32,
+            vae_that_overflows_nowhere_is_left_alone,
+            vae_with_nan_names_file_and_layer,
+            vae_fingerprint_sees_weights_and_dtype,
+            model_fingerprint_sees_patches_but_not_loading,
+            latent_formats_are_read_and_checked,
+            base_latent_equals_the_ksamplers,
+            contexts_have_one_length_and_repeating_changes_nothing,
+            missing_keys_are_named,
+            vae_dtype_is_part_of_the_recipe,
+        )
+    }
+)

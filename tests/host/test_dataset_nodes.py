@@ -1,0 +1,435 @@
+"""Build Refiner Dataset and its four bases, queued on the real host: what lies on the disk, and what a person reads."""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from PIL import Image
+
+from tests.host.checkpoints import BROKEN, BROKEN_UNET, MIN
+from training.data.buckets import resize_and_crop
+from training.data.degrade import degrade
+from training.data.pictures import read_picture
+from training.data.shards import RefinerDataset
+
+PIXELS = {"class_type": "VAELoader", "inputs": {"vae_name": "pixel_space"}}
+THIRD = {"class_type": "Ref2VDegradeBase", "inputs": {"kind": "resize", "amount": 3.0}}
+SAMPLING = {"steps": 4, "cfg": 1.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 0.3, "seed": 5}
+
+
+def checkpoint(name=MIN):
+    return {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": name}}
+
+
+def prompt(name, *, base=THIRD, vae=("pixels", 0), size=64, nodes=None, **inputs):
+    """The smallest prompt that builds a dataset `name`."""
+    build = {"base": ["base", 0], "name": name, "width": size, "height": size, **inputs}
+    if vae:
+        build["vae"] = list(vae)
+    return {
+        "pixels": PIXELS,
+        "base": base,
+        **(nodes or {}),
+        "build": {"class_type": "Ref2VBuildRefinerDataset", "inputs": build},
+    }
+
+
+def report(result) -> str:
+    return result.expect_success().outputs["build"]["text"][0]
+
+
+def datasets(host, name) -> list[Path]:
+    """Everything in the datasets' folder that belongs to `name`, hidden leftovers included."""
+    folder = host.base / "output" / "refiner_datasets"
+    return sorted(path for path in folder.glob("*") if path.name.lstrip(".").startswith(f"{name}-"))
+
+
+def dataset(host, name) -> RefinerDataset:
+    (folder,) = datasets(host, name)
+    return RefinerDataset.open(folder, verify=True)
+
+
+@pytest.fixture(scope="module")
+def stills() -> list[Path]:
+    """Real pictures that nobody here made: the stills of the host's template package."""
+    package = importlib.util.find_spec("comfyui_workflow_templates_media_image")
+    found = sorted(Path(package.submodule_search_locations[0]).rglob("*.webp"))
+    return [path for path in found if not getattr(Image.open(path), "is_animated", False)]
+
+
+@pytest.fixture
+def folder(host, stills, request):
+    """input/<test's name> with eight small pictures cut from stills, and the same name for the node's `folder`."""
+    path = host.base / "input" / re.sub(r"\W", "_", request.node.name)
+    path.mkdir(parents=True)
+    for i, still in enumerate(stills[:24:3]):
+        picture = Image.open(still).convert("RGB").resize((160, 160), Image.Resampling.BICUBIC)
+        picture.crop((0, 0, 144, 96) if i % 2 else (0, 0, 96, 128)).save(path / f"{'abcdefgh'[i] * 3}.png")
+    return path
+
+
+# --------------------------------------------------------------------------------------------- pictures and degradation
+
+
+def test_pixel_space_pairs_hold_the_pictures_themselves(host, stills):
+    folder = host.base / "input" / "stills"
+    folder.mkdir()
+    for still in stills[:8]:
+        shutil.copy(still, folder)
+    result = host.run(prompt("stills", folder="stills", held_out=2))
+    said, data = report(result), dataset(host, "stills")
+    assert data.latent == {"name": "ChromaRadiance", "channels": 3, "scale": 1.0, "shift": 0.0, "downscale": 1}
+    assert data.info["base"] == {"kind": "degradation", "degradation": "resize", "amount": 3.0}
+    assert len(data.pairs) == 8 and len(data.held_out) >= 2 and data.context is None
+    for i, pair in enumerate(data.pairs):
+        picture = resize_and_crop(read_picture(folder / pair.source), (pair.width, pair.height))
+        item = data.read(i)
+        assert pair.height * pair.width <= 64 * 64
+        assert torch.allclose(item["z"], picture * 2 - 1, atol=1e-6)
+        assert torch.allclose(item["b"], degrade(picture, "resize", 3.0) * 2 - 1, atol=1e-6)
+    assert said.startswith(f"Built {data.folder.name}: {len(data.train)} training pairs")
+    assert "ChromaRadiance" in said and f"{data.residual_rms:.4g}" in said
+    assert not [name for name in os.listdir(data.folder) if name.endswith((".partial", ".lock"))]
+
+
+def test_looks_before_anything_long(host, folder):
+    """Contact sheet and estimate come first, then the bar moves over the pictures."""
+    result = host.run(prompt("look", folder=folder.name))
+    texts = [data.get("text", "") for kind, data in result.events if kind == "progress_text"]
+    assert result.previews and result.previews[0][0] == "build"
+    values = [value for node, value, _ in result.progress if node == "build"]
+    assert values == sorted(values) and values[-1] == 16  # eight looked at, eight built
+    (sheet,) = host.pictures(result, "build")
+    assert sheet.width > 200 and np.asarray(sheet.convert("RGB")).std() > 20
+    assert "estimated" in report(result), texts
+
+
+def test_plan_only_writes_nothing(host, folder):
+    (folder / "zero.png").write_bytes(b"")
+    said = report(host.run(prompt("plan", folder=folder.name, plan_only=True, held_out=2)))
+    assert datasets(host, "plan") == []
+    assert "nothing was written" in said and "zero.png is empty" in said and "2 held out" in said and "about" in said
+
+
+def test_outputs_are_path_hash_picture_and_text(host, folder):
+    nodes = {
+        "save": {"class_type": "SaveImage", "inputs": {"images": ["build", 2], "filename_prefix": "sheet"}},
+        "path": {"class_type": "PreviewAny", "inputs": {"source": ["build", 0]}},
+        "hash": {"class_type": "PreviewAny", "inputs": {"source": ["build", 1]}},
+    }
+    result = host.run(prompt("outputs", folder=folder.name, nodes=nodes)).expect_success()
+    data = dataset(host, "outputs")
+    assert result.outputs["path"]["text"] == [str(data.folder)]
+    assert result.outputs["hash"]["text"] == [data.content_hash]
+    assert host.pictures(result, "save")[0].mode == "RGB"
+
+
+def test_mirror_adds_a_copy_of_training_pictures_only(host, folder):
+    report(host.run(prompt("mirror", folder=folder.name, mirror=True, held_out=2, crop="random")))
+    data = dataset(host, "mirror")
+    assert len(data.held_out) == 2 and len(data.train) == 12
+    for i, pair in enumerate(data.pairs):
+        if pair.flip:
+            assert data.pairs[i - 1].source == pair.source
+            assert torch.equal(data.read(i)["z"], data.read(i - 1)["z"].flip(-1))
+
+
+def test_image_batch_instead_of_a_folder(host, folder):
+    picture = host.upload(Image.open(folder / "aaa.png"), "batch.png")
+    nodes = {"load": {"class_type": "LoadImage", "inputs": {"image": picture}}}
+    nodes["twice"] = {"class_type": "RepeatImageBatch", "inputs": {"image": ["load", 0], "amount": 2}}
+    report(host.run(prompt("batch", images=["twice", 0], nodes=nodes)))
+    data = dataset(host, "batch")
+    assert [pair.source for pair in data.pairs] == ["image00000", "image00001"]
+    wanted = resize_and_crop(read_picture(folder / "aaa.png"), (data.pairs[0].width, data.pairs[0].height))
+    assert torch.allclose(data.read(1)["z"], wanted * 2 - 1, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------- the base model, text
+
+
+def test_base_from_model_is_what_its_ksampler_gives(host, folder):
+    """Captions through CLIP, latents through the checkpoint's VAE, b from the KSampler's own code on the same noise."""
+    for path in sorted(folder.glob("*.png"))[3:]:
+        path.unlink()
+    (folder / "aaa.txt").write_text("a boat", encoding="utf-8")
+    sample = {"class_type": "Ref2VSampleBase", "inputs": {"model": ["load", 0], **SAMPLING}}
+    nodes = {"load": checkpoint()}
+    built = prompt(
+        "model", base=sample, vae=("load", 2), clip=["load", 1], folder=folder.name, caption="a picture", nodes=nodes
+    )
+    said, data = report(host.run(built)), dataset(host, "model")
+    assert data.latent == {"name": "SD15", "channels": 4, "scale": 0.18215, "shift": 0.0, "downscale": 8}
+    base = data.info["base"]
+    assert base["kind"] == "model" and base["name"] == "SD15" and base["parameters"] > 1e7 and base["denoise"] == 0.3
+    assert f"{base['parameters'] / 1e6:.1f} M parameters" in said
+    assert [pair.caption for pair in data.pairs] == ["a boat", "a picture", "a picture"]
+    assert data.context["tokens"] == 77 and data.context["dim"] == 768 and data.context["pooled"] == 0
+    contexts = [data.read(i)["context"] for i in range(3)]
+    assert torch.equal(contexts[1], contexts[2]) and not torch.equal(contexts[0], contexts[1])
+    assert data.empty_context()["context"].shape == (77, 768)
+
+    # The same in the host's own nodes, for the second picture: VAE Encode, KSampler, Save Latent.
+    pair = data.pairs[1]
+    cut = resize_and_crop(read_picture(folder / pair.source), (pair.width * 8, pair.height * 8))
+    picture = host.upload(Image.fromarray((cut * 255).round().byte().permute(1, 2, 0).numpy()), "target.png")
+    result = host.run(
+        {
+            "load": checkpoint(),
+            "text": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["load", 1], "text": "a picture"}},
+            "image": {"class_type": "LoadImage", "inputs": {"image": picture}},
+            "encode": {"class_type": "VAEEncode", "inputs": {"pixels": ["image", 0], "vae": ["load", 2]}},
+            "sample": {
+                "class_type": "KSampler",
+                "inputs": {
+                    "model": ["load", 0],
+                    "positive": ["text", 0],
+                    "negative": ["text", 0],
+                    "latent_image": ["encode", 0],
+                    **SAMPLING,
+                    "seed": SAMPLING["seed"] + 1,
+                },
+            },
+            "save": {"class_type": "SaveLatent", "inputs": {"samples": ["sample", 0], "filename_prefix": "base"}},
+        }
+    ).expect_success()
+    (saved,) = result.outputs["save"]["latents"]
+    raw = safetensors.torch.load(host.view(saved["filename"], saved["subfolder"], saved["type"]))["latent_tensor"][0]
+    b = data.read(1)["b"]
+    # The uploaded picture is rounded to 8 bits, the builder's is not.
+    assert (b - raw * 0.18215).norm() / b.norm() < 0.02
+    assert (b - data.read(1)["z"]).norm() / b.norm() > 0.1
+
+
+def test_vae_without_a_model_is_measured(host, folder):
+    report(host.run(prompt("measured", vae=("load", 2), folder=folder.name, nodes={"load": checkpoint()})))
+    data = dataset(host, "measured")
+    assert data.latent["name"] == "measured" and data.latent["downscale"] == 8
+    values = torch.cat([data.read(i)["z"].flatten() for i in data.train])
+    assert abs(values.mean()) < 1e-3 and abs(values.std() - 1) < 1e-3
+    assert data.info["vae"]["dtype"] == "float32" and data.info["preview"] is not None
+
+
+# ----------------------------------------------------------------------------------------------- paired folder, latents
+
+
+def test_paired_folder_matches_names_and_lists_the_rest(host, folder):
+    before = folder.with_name("before")
+    before.mkdir()
+    for path in folder.glob("*.png"):
+        picture = Image.open(path)
+        picture.resize((picture.width // 2, picture.height // 2)).save(before / f"{path.stem}.jpg", quality=95)
+    (before / "aaa.jpg").unlink()
+    shutil.copy(before / "ccc.jpg", before / "bbb.jpg")  # another shape than its target
+    shutil.copy(before / "ccc.jpg", before / "lonely.jpg")
+    base = {"class_type": "Ref2VPairBase", "inputs": {"before_folder": "before"}}
+    said, data = report(host.run(prompt("paired", base=base, folder=folder.name))), dataset(host, "paired")
+    assert sorted({pair.source for pair in data.pairs}) == [f"{c * 3}.png" for c in "cdefgh"]
+    assert "aaa.png has no partner" in said and "bbb.png is 144x96 and its partner bbb.jpg" in said
+    assert "1 pictures of the paired folder have no target: lonely.jpg" in said
+    for i in range(len(data.pairs)):  # the partner is the same picture, smaller: near it, but not it
+        item = data.read(i)
+        assert 0 < (item["z"] - item["b"]).pow(2).mean().sqrt() < 0.5 * item["z"].std()
+    picture = Image.open(before / "ddd.jpg").transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    picture.save(before / "ddd.jpg")  # the base node itself must notice
+    assert report(host.run(prompt("paired", base=base, folder=folder.name))).startswith("Built")
+
+
+def save_latent(host, name, samples):
+    tensors = {"latent_tensor": samples.contiguous(), "latent_format_version_0": torch.tensor([])}
+    safetensors.torch.save_file(tensors, host.base / "input" / name)
+    return {"class_type": "LoadLatent", "inputs": {"latent": name}}
+
+
+def latent_prompt(host, name, z, b, **inputs):
+    nodes = {"z": save_latent(host, f"{name}-z.latent", z), "b": save_latent(host, f"{name}-b.latent", b)}
+    base = {"class_type": "Ref2VLatentBase", "inputs": {"target": ["z", 0], "base_latent": ["b", 0]}}
+    return prompt(name, base=base, vae=None, nodes=nodes, **inputs)
+
+
+@pytest.mark.parametrize("shape", [(6, 16, 9, 12), (6, 16, 1, 9, 12)])
+def test_latents_of_sixteen_channels(host, shape):
+    z = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 3 + 1
+    b = z + torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    name = f"latents{len(shape)}"
+    said, data = report(host.run(latent_prompt(host, name, z, b, held_out=2))), dataset(host, name)
+    assert data.latent["channels"] == 16 and data.latent["name"] == "measured" and data.info["vae"] is None
+    assert len(data.train) == 4 and len(data.held_out) == 2 and "16 channels" in said
+    scale, shift = data.latent["scale"], data.latent["shift"]
+    assert abs(scale - 1 / 3) < 0.02 and abs(shift - 1) < 0.2
+    wanted = (z.reshape(6, 16, 9, 12)[3] - shift) * scale
+    assert torch.allclose(data.read(3)["z"], wanted, atol=1e-5)
+
+
+def test_video_latents_are_refused(host):
+    z = torch.randn(2, 16, 5, 8, 8)
+    result = host.run(latent_prompt(host, "video", z, z + 1))
+    assert result.status == "error" and "video latent of 5 frames" in result.error.message
+
+
+# ------------------------------------------------------------------------------------------------------ again, or anew
+
+
+def test_same_again_is_reused_and_any_change_builds_anew(host, folder):
+    def build(**inputs):
+        return host.run(prompt("again", folder=folder.name, **inputs))
+
+    (folder / "bbb.txt").write_text("before", encoding="utf-8")
+    assert report(build()).startswith("Built")
+    (first,) = datasets(host, "again")
+    second = build()
+    assert "build" in second.ran and report(second).startswith("Reused")
+    assert "build" in build().cached  # nothing changed on the disk since: the host need not ask again
+    assert len(datasets(host, "again")) == 1
+
+    # An edited picture of the same size on the disk: a pixel, with the file's length kept.
+    data = bytearray((folder / "aaa.png").read_bytes())
+    picture = Image.open(folder / "aaa.png")
+    picture.putpixel((3, 3), (255, 0, 255))
+    picture.save(folder / "aaa.png")
+    assert report(build()).startswith("Built")
+    assert len(datasets(host, "again")) == 2
+    (folder / "aaa.png").write_bytes(data)
+    assert report(build()).startswith(f"Reused {first.name}")
+
+    assert report(build(size=80)).startswith("Built")  # another resolution
+    (folder / "bbb.txt").write_text("after", encoding="utf-8")
+    assert report(build()).startswith("Built")  # another caption
+    blur = {"class_type": "Ref2VDegradeBase", "inputs": {"kind": "blur", "amount": 2.0}}
+    assert report(build(base=blur)).startswith("Built")  # another base
+    assert len(datasets(host, "again")) == 5
+
+
+def test_deleted_or_damaged_dataset_is_built_again(host, folder):
+    def build():
+        return report(host.run(prompt("gone", folder=folder.name)))
+
+    assert build().startswith("Built")
+    (first,) = datasets(host, "gone")
+    index = json.loads((first / "index.json").read_text())
+    shutil.rmtree(first)
+    assert build().startswith("Built")
+    assert json.loads((first / "index.json").read_text()) == index  # the same inputs give the same dataset
+    shard = first / "shard-00000.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-100])
+    said = build()
+    assert said.startswith("Built") and "build it again" in said and "moved to" in said
+    assert json.loads((first / "index.json").read_text()) == index
+
+
+# ------------------------------------------------------------------------------------------------------------ bad input
+
+
+def test_bad_files_among_good_ones_are_skipped_and_named(host, folder):
+    (folder / "zero.png").write_bytes(b"")
+    (folder / "text.jpg").write_text("not a picture")
+    (folder / "cut.png").write_bytes((folder / "aaa.png").read_bytes()[:300])
+    Image.new("RGB", (1, 1)).save(folder / "one.png")
+    Image.new("RGB", (2000, 16)).save(folder / "long.png")
+    Image.open(folder / "bbb.png").convert("CMYK").save(folder / "cmyk.jpg")
+    (folder / "lonely.txt").write_text("caption of nothing")
+    (folder / "aaa.txt").write_bytes(b"\xff\xfe\xff")
+    said, data = report(host.run(prompt("bad", folder=folder.name))), dataset(host, "bad")
+    assert {pair.source for pair in data.pairs} == {"cmyk.jpg", *(f"{c * 3}.png" for c in "bcdefgh")}
+    for name in ("zero.png", "text.jpg", "cut.png", "one.png", "long.png", "aaa.txt"):
+        assert name in said, name
+    assert "Skipped 6" in said and "1 captions have no picture: lonely.txt" in said
+
+
+@pytest.mark.parametrize(
+    "inputs, words",
+    [
+        ({"folder": "empty"}, ["holds no picture", "empty"]),
+        ({"folder": "missing"}, ["does not exist", "missing"]),
+        ({"folder": "/etc"}, ["must lie inside", "/etc"]),
+        ({"folder": "../.."}, ["must lie inside"]),
+        ({"folder": "broken"}, ["None of the 1 pictures can be used", "zero.png"]),
+        ({}, ["neither is given"]),
+        ({"folder": "broken", "vae": None}, ["need a vae"]),
+        ({"folder": "broken", "name": "../escape"}, ["name", "'/'"]),
+        ({"folder": "broken", "name": " "}, ["name is empty"]),
+    ],
+)
+def test_bad_settings_get_one_sentence(host, inputs, words):
+    (host.base / "input" / "empty").mkdir(exist_ok=True)
+    (host.base / "input" / "broken").mkdir(exist_ok=True)
+    (host.base / "input" / "broken" / "zero.png").write_bytes(b"")
+    vae = inputs.pop("vae", ("pixels", 0))
+    result = host.run(prompt(**{"name": "sentence", "vae": vae, **inputs}))
+    assert (result.status, result.error.node_id) == ("error", "build")
+    assert result.error.exception_type.endswith("BadInput")
+    assert all(word in result.error.message for word in words), result.error.message
+    assert datasets(host, "sentence") == []
+
+
+@pytest.mark.parametrize("name, link, words", [(BROKEN, "clip", "text encoder clip_l"), (BROKEN_UNET, "model", "UNet")])
+def test_broken_checkpoint_is_named_before_any_work(host, folder, name, link, words):
+    base, more = THIRD, {"clip": ["load", 1]}
+    if link == "model":
+        base, more = {"class_type": "Ref2VSampleBase", "inputs": {"model": ["load", 0], **SAMPLING}}, {}
+    nodes = {"load": checkpoint(name)}
+    result = host.run(prompt(f"broken {link}", base=base, vae=("load", 2), folder=folder.name, nodes=nodes, **more))
+    assert result.status == "error" and result.error.node_id == ("base" if link == "model" else "build")
+    assert name in result.error.message and words in result.error.message
+    assert not result.previews
+
+
+def test_broken_text_encoder_behind_a_conditioning_is_named(host, folder):
+    nodes = {
+        "load": checkpoint(),
+        "other": checkpoint(BROKEN),
+        "text": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["other", 1], "text": "a boat"}},
+    }
+    sample = {"model": ["load", 0], "positive": ["text", 0], **SAMPLING}
+    base = {"class_type": "Ref2VSampleBase", "inputs": sample}
+    result = host.run(prompt("behind", base=base, vae=("load", 2), folder=folder.name, nodes=nodes))
+    assert result.status == "error" and result.error.node_id == "base" and BROKEN in result.error.message
+
+
+def test_base_model_without_any_text_asks_for_it(host, folder):
+    base = {"class_type": "Ref2VSampleBase", "inputs": {"model": ["load", 0], **SAMPLING}}
+    result = host.run(prompt("textless", base=base, vae=("load", 2), folder=folder.name, nodes={"load": checkpoint()}))
+    assert result.status == "error" and "needs conditioning" in result.error.message
+
+
+def test_vae_of_another_family_is_refused(host, folder):
+    base = {"class_type": "Ref2VSampleBase", "inputs": {"model": ["load", 0], **SAMPLING}}
+    nodes = {"load": checkpoint()}
+    result = host.run(prompt("family", base=base, clip=["load", 1], folder=folder.name, nodes=nodes))
+    assert result.status == "error" and "3" in result.error.message and "4" in result.error.message
+
+
+def test_vae_that_gives_nan_names_the_picture(host, folder):
+    state = torch.load(host.base / "models" / "checkpoints" / MIN, weights_only=True)["state_dict"]
+    prefix = "first_stage_model."
+    vae = {key.removeprefix(prefix): value.clone() for key, value in state.items() if key.startswith(prefix)}
+    vae["taesd_encoder.4.conv.2.bias"][0] = float("nan")
+    (host.base / "models" / "vae").mkdir(parents=True, exist_ok=True)
+    vae = {key: value.contiguous() for key, value in vae.items()}
+    safetensors.torch.save_file(vae, host.base / "models" / "vae" / "nan.safetensors")
+    nodes = {"nan": {"class_type": "VAELoader", "inputs": {"vae_name": "nan.safetensors"}}}
+    result = host.run(prompt("nan", vae=("nan", 0), folder=folder.name, nodes=nodes))
+    assert result.status == "error" and "aaa.png" in result.error.message
+    assert "taesd_encoder.4.conv.2" in result.error.message
+    assert datasets(host, "nan") == []
+
+
+def test_interrupt_leaves_nothing_and_the_next_build_is_whole(host, folder):
+    build = prompt("stopped", vae=("load", 2), folder=folder.name, mirror=True, nodes={"load": checkpoint()})
+
+    def in_the_middle(kind, data):
+        if kind == "progress" and data["node"] == "build" and data["value"] >= 10:
+            host.interrupt()
+
+    result = host.run(build, on_event=in_the_middle)
+    assert result.status == "interrupted" and result.error.node_id == "build"
+    assert datasets(host, "stopped") == []
+    assert report(host.run(build)).startswith("Built")
+    assert len(dataset(host, "stopped").pairs) == 16

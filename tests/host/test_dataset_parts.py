@@ -1,0 +1,109 @@
+"""VAE, text encoder, base MODEL and checkpoint as the dataset builder handles them, on the real host's objects.
+
+The numbers come from tests/host/dataset_in_host.py, which runs once in a process of its own (it imports the host).
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.host.checkpoints import BROKEN, BROKEN_UNET, MIN, make_checkpoints
+from tests.host.conftest import STATE
+
+SCRIPT = Path(__file__).with_name("dataset_in_host.py")
+
+
+@pytest.fixture(scope="module")
+def results(host_path, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dataset parts")
+    made = make_checkpoints(host_path, folder / "checkpoints", cache=STATE / "checkpoints")
+    out = folder / "results.json"
+    command = [sys.executable, str(SCRIPT), str(host_path), str(out), str(made[0].parent)]
+    ran = subprocess.run(
+        command, capture_output=True, text=True, timeout=600, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    if not out.is_file():
+        pytest.fail(f"{SCRIPT.name} ended with code {ran.returncode}:\n{ran.stderr[-4000:]}")
+    return json.loads(out.read_text())
+
+
+@pytest.fixture
+def check(results, request):
+    """The results of the check that the test is named after."""
+    found = results[request.node.originalname.removeprefix("test_")]
+    if "failed" in found:
+        pytest.fail(found["failed"])
+    return found
+
+
+def test_vae_overflow_is_encoded_in_float32(check):
+    assert not check["host alone is finite"], "the test's VAE must overflow, or it shows nothing"
+    assert check["error against float32"] < 1e-4
+    assert check["retried"] == ["fox.png"]
+    assert check["vae unchanged"]
+
+
+def test_vae_that_overflows_nowhere_is_left_alone(check):
+    assert check == {"equal": True, "retried": [], "copied": False}
+
+
+def test_vae_with_nan_names_file_and_layer(check):
+    assert "fox.png" in check["said"] and "taesd_encoder.4.conv.2" in check["said"]
+    assert check["vae unchanged"]
+
+
+def test_vae_fingerprint_sees_weights_and_dtype(check):
+    assert all(check.values()), check
+
+
+def test_model_fingerprint_sees_patches_but_not_loading(check):
+    assert check.pop("parameters") > 1e6
+    assert all(check.values()), check
+
+
+def test_latent_formats_are_read_and_checked(check):
+    assert check["SD15"] == ["SD15", 4, 0.18215, 0.0]
+    assert check["Flux"] == ["Flux", 16, 0.3611, 0.1159]
+    assert check["ChromaRadiance"] == ["ChromaRadiance", 3, 1.0, 0.0]
+    assert len(check["Wan21"][2]) == len(check["Wan21"][3]) == 16
+    refused = {name: said for name, said in check.items() if isinstance(said, str)}
+    assert list(refused) == ["HunyuanImage21Refiner"] and "HunyuanImage21Refiner" in refused["HunyuanImage21Refiner"]
+
+
+def test_base_latent_equals_the_ksamplers(check):
+    assert check["error"] == 0.0
+    assert check["another seed"] > 0.01 and check["changed"] > 0.01
+
+
+def test_contexts_have_one_length_and_repeating_changes_nothing(check):
+    assert check["short only"] == {"tokens": 77, "dim": 768, "pooled": 0}
+    assert check["mixed"] == {"tokens": 154, "dim": 768, "pooled": 0}
+    assert check["cut"] == [1500]
+    assert check["shapes"] == [[1, 77, 768], [1, 154, 768]]
+    assert check["the UNet's answer"] < 1e-5
+
+
+def test_missing_keys_are_named(check):
+    passed = {name for name, said in check.items() if said == "PASSED"}
+    whole = {f"{MIN} model", f"{MIN} clip", f"{MIN} text encoder"}
+    assert passed == whole | {
+        f"{BROKEN} model",
+        f"{BROKEN_UNET} clip",
+        f"{BROKEN_UNET} text encoder",
+        "nonsense",  # the host refuses to load it long before
+    }
+    assert BROKEN in check[f"{BROKEN} clip"] and "text encoder clip_l" in check[f"{BROKEN} clip"]
+    assert "lacks 16 of the weights" in check[f"{BROKEN} clip"]
+    assert check[f"{BROKEN} text encoder"] == check[f"{BROKEN} clip"]
+    assert check["safetensors"] == check[f"{BROKEN} clip"].replace(BROKEN, "broken.safetensors")
+    assert "UNet (input_blocks.1.1.transformer_blocks.0.attn1.to_k.weight)" in check[f"{BROKEN_UNET} model"]
+
+
+def test_vae_dtype_is_part_of_the_recipe(check):
+    (first, said), (second, again), (third, other) = check
+    assert (said, again, other) == ("Built", "Reused", "Built")
+    assert first == second != third
