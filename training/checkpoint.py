@@ -89,7 +89,7 @@ def _load(path: Path) -> Checkpoint:
             if expected != found:
                 raise BadInput(f"{path.name} passed over: {file.name} has {found:,} bytes instead of {expected:,}.")
             tensors[name] = load_file(file)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         if isinstance(error, BadInput):
             raise
         raise BadInput(f"{path.name} passed over: it is not whole ({error}).") from error

@@ -32,7 +32,7 @@ class RefinerConfig(Section):
     @model_validator(mode="after")
     def _known(self) -> RefinerConfig:
         if self.preset not in ("auto", *PRESETS):
-            raise ValueError(f"preset must be one of auto, {', '.join(PRESETS)}")
+            raise ValueError(f"preset must be one of auto, {', '.join(PRESETS)}; got {self.preset!r}")
         return self
 
 
@@ -48,7 +48,7 @@ class FlowConfig(Section):
     @model_validator(mode="after")
     def _not_negative(self) -> FlowConfig:
         if self.noise_scale != "auto" and not 0 <= self.noise_scale < 100:
-            raise ValueError("noise_scale must be 'auto' or a number from 0 up to 100")
+            raise ValueError(f"noise_scale must be 'auto' or a number from 0 up to 100, got {self.noise_scale!r}")
         return self
 
 
@@ -75,7 +75,7 @@ class OptimizerConfig(Section):
     @model_validator(mode="after")
     def _betas(self) -> OptimizerConfig:
         if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError("betas must lie in [0, 1)")
+            raise ValueError(f"betas must lie in [0, 1), got {list(self.betas)}")
         return self
 
 

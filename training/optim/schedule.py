@@ -10,8 +10,8 @@ def warmup_cosine(step: int, warmup: int, horizon: int) -> float:
 
     SGDR without restarts (Loshchilov & Hutter 2017, arXiv:1608.03983). Past the horizon it stays 0.
     """
-    if step < warmup:
-        return (step + 1) / (warmup + 1)
     if step >= horizon:
         return 0.0
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
     return 0.5 * (1.0 + math.cos(math.pi * (step - warmup) / max(horizon - warmup, 1)))

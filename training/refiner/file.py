@@ -88,13 +88,14 @@ def _open(path: Path):
 
     if not path.is_file():
         raise BadInput(f"Refiner file: expected a file at {path}, found none.")
-    with open(path, "rb") as file:
-        head = file.read(2)
-    if head in (b"PK", b"\x80\x02", b"\x80\x04"):
-        raise BadInput(f"{path.name}: expected a safetensors refiner, got a pickle, which can run code.")
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
+        with open(path, "rb") as file:
+            head = file.read(2)
+        # looked at only now: a whole safetensors file can begin with these bytes too, its header's length then
+        if head == b"PK" or (head[:1] == b"\x80" and head[1:] in (b"\x02", b"\x03", b"\x04", b"\x05")):
+            raise BadInput(f"{path.name}: expected a safetensors refiner, got a pickle, which can run code.") from error
         raise BadInput(f"{path.name}: expected a whole safetensors file, got a damaged one ({error}).") from error
 
 

@@ -1,0 +1,149 @@
+"""The configuration: errors name the field, and only what decides the weights is a run's identity."""
+
+import json
+
+import pytest
+
+from training.config import FREE_ON_RESUME, TrainConfig, differences
+from training.errors import BadInput
+
+
+def config(**changes):
+    return TrainConfig.build({"dataset": "data", "run": "runs/one"} | changes)
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("dataset", None),
+        ("epochs", 0),
+        ("epochs", 1.5),
+        ("ema_decay", 1.0),
+        ("precision", "fp8"),
+        ("seed", -1),
+        ("seed", 2**63),
+        ("keep_checkpoints", 0),
+        ("refiner.preset", "sd15-quarter"),
+        ("refiner.base", "SD2"),
+        ("refiner.shape", 3),
+        ("flow.noise_scale", -0.1),
+        ("flow.noise_scale", float("nan")),
+        ("flow.noise_scale", "much"),
+        ("flow.steps", 0),
+        ("flow.on_grid", 1.1),
+        ("data.batch_size", 0),
+        ("data.accumulation", 0),
+        ("data.repeats", 0),
+        ("data.crop", 4),
+        ("data.caption_dropout", -0.1),
+        ("data.workers", -1),
+        ("optimizer.learning_rate", 0),
+        ("optimizer.learning_rate", "fast"),
+        ("optimizer.learning_rate", float("nan")),
+        ("optimizer.betas", [0.9, 1.0]),
+        ("optimizer.betas", [0.9]),
+        ("optimizer.weight_decay", -1),
+        ("optimizer.warmup_steps", -1),
+        ("optimizer.horizon_steps", 0),
+        ("optimizer.clip_norm", 0),
+        ("validation.every", -1),
+        ("validation.pictures", -1),
+        ("validation.crop", 1),
+        ("lerning_rate", 1),
+        ("optimizer.lerning_rate", 1),
+        ("optimizer", 3),
+    ],
+)
+def test_an_error_names_its_field_and_what_came(field, value):
+    section, _, name = field.rpartition(".")
+    changes = {section: {name: value}} if section else {name: value}
+    with pytest.raises(BadInput) as caught:
+        config(**changes)
+    message = str(caught.value)
+    assert message.startswith("Training configuration: ") and "\n" not in message
+    assert all(part in message for part in field.split(".")), message
+    if not isinstance(value, list) and value == value:
+        assert repr(value) in message, message
+
+
+@pytest.mark.parametrize("field", ["dataset", "run"])
+def test_a_missing_field_is_named(field):
+    values = {"dataset": "data", "run": "runs/one"}
+    del values[field]
+    with pytest.raises(BadInput, match=f"Training configuration: {field}: Field required"):
+        TrainConfig.build(values)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '"x"', "null", "not json"])
+def test_text_that_is_no_configuration_is_one_sentence(text):
+    with pytest.raises(BadInput) as caught:
+        TrainConfig.parse(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_configuration_survives_json():
+    original = config(
+        refiner={"shape": {"block_channels": [32], "heads": [1]}, "base": "SDXL"},
+        flow={"noise_scale": 0.1, "steps": 4},
+        data={"crop": 64, "mirror": True},
+        optimizer={"learning_rate": 0.1 + 0.2, "horizon_steps": 7},
+        precision="bf16",
+        seed=2**63 - 1,
+    )
+    assert TrainConfig.parse(original.to_json()) == original
+    assert TrainConfig.parse(original.to_json()).to_json() == original.to_json()
+    assert TrainConfig.parse(config().to_json()) == config()
+    json.loads(original.to_json(), parse_constant=pytest.fail)  # plain JSON, no NaN
+
+
+def test_where_things_lie_and_how_often_one_looks_is_no_part_of_the_identity():
+    moved = config(
+        dataset="elsewhere",
+        run="runs/two",
+        device="cpu",
+        keep_checkpoints=7,
+        data={"workers": 3},
+        validation={"every": 5, "pictures": 0, "crop": None},
+    )
+    assert moved != config() and moved.identity() == config().identity()
+    assert set(FREE_ON_RESUME) == {
+        "dataset", "run", "device", "keep_checkpoints", "data.workers", "validation.every", "validation.pictures",
+        "validation.crop",
+    }
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"seed": 1}, "seed 0 -> 1"),
+        ({"epochs": 9}, "epochs 8 -> 9"),
+        ({"ema_decay": 0.5}, "ema_decay 0.999 -> 0.5"),
+        ({"precision": "bf16"}, "precision 'fp32' -> 'bf16'"),
+        ({"flow": {"noise_scale": 0.1}}, "flow.noise_scale 'auto' -> 0.1"),
+        ({"flow": {"steps": 4}}, "flow.steps 8 -> 4"),
+        ({"flow": {"on_grid": 1.0}}, "flow.on_grid 0.5 -> 1.0"),
+        ({"data": {"batch_size": 2}}, "data.batch_size 4 -> 2"),
+        ({"data": {"accumulation": 2}}, "data.accumulation 1 -> 2"),
+        ({"data": {"repeats": 2}}, "data.repeats 1 -> 2"),
+        ({"data": {"crop": 64}}, "data.crop None -> 64"),
+        ({"data": {"mirror": True}}, "data.mirror False -> True"),
+        ({"data": {"caption_dropout": 0.0}}, "data.caption_dropout 0.1 -> 0.0"),
+        ({"optimizer": {"learning_rate": 0.5}}, "optimizer.learning_rate 0.0001 -> 0.5"),
+        ({"optimizer": {"betas": [0.9, 0.9]}}, "optimizer.betas [0.9, 0.99] -> [0.9, 0.9]"),
+        ({"refiner": {"preset": "sd15-half"}}, "refiner.preset 'auto' -> 'sd15-half'"),
+        ({"refiner": {"shape": {"heads": [1]}}}, "refiner.shape None -> {'heads': [1]}"),
+    ],
+)
+def test_what_decides_the_weights_is_part_of_the_identity(changes, said):
+    assert differences(config().identity(), config(**changes).identity()) == [said]
+
+
+def test_differences_name_every_leaf_also_new_and_lost_ones():
+    old, new = {"a": {"b": 1, "c": 2}, "gone": 3, "same": 0}, {"a": {"b": 1, "c": 5}, "come": 4, "same": 0}
+    assert differences(old, new) == ["a.c 2 -> 5", "come None -> 4", "gone 3 -> None"]
+    assert differences(old, old) == []
+
+
+def test_a_configuration_cannot_be_changed_afterwards():
+    with pytest.raises(ValueError):
+        config().epochs = 3
