@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import comfy.model_management
 import comfy.utils
@@ -13,7 +13,7 @@ import comfy.utils
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["NodeProgress", "interrupted", "raise_if_interrupted"]
+__all__ = ["NodeProgress", "interrupted", "raise_if_interrupted", "stop_as_interrupted"]
 
 _LOG = logging.getLogger("ref2v")
 _PREVIEW_PIXELS = 512  # longest side of a preview picture; the host shrinks what is larger
@@ -31,6 +31,12 @@ def raise_if_interrupted() -> None:
     The host's exception is an `Exception` in some versions and a bare `BaseException` in others.
     """
     comfy.model_management.throw_exception_if_processing_interrupted()
+
+
+def stop_as_interrupted() -> NoReturn:
+    """End the node as the host does it, whoever took the request away meanwhile."""
+    raise_if_interrupted()
+    raise comfy.model_management.InterruptProcessingException()
 
 
 class NodeProgress:

@@ -1,0 +1,38 @@
+"""Which refiner file a Load Refiner node means: its list, or the path that is linked to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ...training.errors import BadInput
+from .paths import MODEL_FOLDER, refiner_file, resolve_inside
+
+__all__ = ["NO_FILES", "choose_refiner", "fingerprint_refiner"]
+
+NO_FILES = "(no files yet: link a path)"  # an empty list would be drawn as a widget that cannot be clicked
+
+
+def choose_refiner(name: str, path: str | None) -> Path:
+    """The file; BadInput in one sentence when neither names one. `path` wins when it is given."""
+    if path is not None:
+        file = resolve_inside(path, "the refiner")
+        if file.is_dir():
+            raise BadInput(f"The refiner must be a file such as refiner.safetensors, but {file} is a folder.")
+        return file
+    if name == NO_FILES:
+        raise BadInput(
+            f"No refiner is chosen: link the path of Train Refiner, or put a file into models/{MODEL_FOLDER} and "
+            "press R to see it in the list."
+        )
+    return refiner_file(name)
+
+
+def fingerprint_refiner(name: str | None, strength: Any, path: str | None) -> str:
+    """Changes with the inputs and with the file on disk. Linked inputs are None here."""
+    try:
+        file = choose_refiner(name or NO_FILES, path).stat()
+        state: Any = (file.st_size, file.st_mtime_ns)
+    except (BadInput, OSError) as problem:  # execute will say it
+        state = str(problem)
+    return repr((name, strength, path, state))

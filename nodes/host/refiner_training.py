@@ -1,0 +1,266 @@
+"""A training run inside the host: its inputs as a configuration, its progress on the node, its memory and its stop."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import comfy.model_management
+import torch
+from torch import Tensor
+
+from ...training.config import TrainConfig
+from ...training.data.shards import RefinerDataset
+from ...training.errors import BadInput
+from ...training.run import RunResult, train
+from ...training.run_folder import RunFolder
+from .paths import resolve_inside, run_folder
+from .progress import NodeProgress, interrupted, stop_as_interrupted
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+__all__ = ["GO_ON", "START_OVER", "Trained", "fingerprint", "train_refiner"]
+
+GO_ON, START_OVER = "reuse or resume", "start over"
+
+# Fields of the configuration that have an input of their own on the node; two places for one thing would hide one.
+_OWN_INPUTS = {
+    "dataset": "dataset",
+    "run": "run_name",
+    "refiner.preset": "preset",
+    "epochs": "epochs",
+    "data.batch_size": "batch_size",
+    "optimizer.learning_rate": "learning_rate",
+    "data.crop": "crop",
+    "precision": "precision",
+    "seed": "seed",
+}
+_SECONDS_BETWEEN_TEXTS = 1.0
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What the node hands on: the refiner's path, a report for a person, the loss curve [1, H, W, 3] in [0, 1]."""
+
+    path: str
+    report: str
+    loss: Tensor
+    message: str
+
+
+# ------------------------------------------------------------------------------------------------- the configuration
+
+
+def _build_config(*, dataset: str, run_name: str, options: str, **inputs: Any) -> TrainConfig:
+    """The node's inputs and its `options` JSON as one configuration; BadInput names the field."""
+    values = _parse_options(options)
+    for field, widget in _OWN_INPUTS.items():
+        section, _, name = field.rpartition(".")
+        if name in (values.get(section, {}) if section else values):
+            raise BadInput(f"options: {field} has an input of its own on the node ({widget}); set it there.")
+    if values.get("data", {}).get("workers"):
+        raise BadInput("options: data.workers must stay 0 inside ComfyUI; train on the command line to use workers.")
+    values["dataset"] = resolve_inside(dataset, "the dataset")
+    values["run"] = run_folder(run_name)
+    values.setdefault("device", str(comfy.model_management.get_torch_device()))
+    values.setdefault("refiner", {})["preset"] = inputs["preset"]
+    values.setdefault("optimizer", {})["learning_rate"] = inputs["learning_rate"]
+    values.setdefault("data", {}).update(batch_size=inputs["batch_size"], crop=inputs["crop"] or None)
+    values |= {name: inputs[name] for name in ("epochs", "precision", "seed")}
+    return TrainConfig.build(values)
+
+
+def _parse_options(text: str) -> dict[str, Any]:
+    example = 'a JSON object such as {"flow": {"steps": 8}}'
+    try:
+        values = json.loads(text.strip() or "{}")
+    except ValueError as error:
+        raise BadInput(f"options: expected {example}, got text that is not JSON ({error}).") from error
+    if not isinstance(values, dict):
+        raise BadInput(f"options: expected {example}, got {text.strip()[:80]}.")
+    for section in ("refiner", "optimizer", "data"):
+        if not isinstance(values.get(section, {}), dict):
+            raise BadInput(f"options: {section} must be a JSON object, got {json.dumps(values[section])[:80]}.")
+    return values
+
+
+# ------------------------------------------------------------------------------------------------------------ the run
+
+
+class _NodeObserver:
+    """Shows a run on its node: bar and preview picture, a line with loss and time left, messages in the log."""
+
+    pictures = True
+
+    def __init__(self, progress: NodeProgress) -> None:
+        self.progress = progress
+        self.messages: list[str] = []
+        self._last_text = float("-inf")
+
+    def on_step(self, step: int, total: int, loss: float, eta: float) -> None:
+        self.progress.update(step, total)
+        now = time.monotonic()
+        if now - self._last_text >= _SECONDS_BETWEEN_TEXTS:
+            self._last_text = now
+            self.progress.text(f"Step {step} of {total}, loss {loss:.3f}, {_duration(eta)} left")
+
+    def on_picture(self, picture: Image.Image) -> None:
+        self.progress.update(self.progress.value, preview=picture)
+
+    def on_message(self, text: str) -> None:
+        self.messages.append(text)
+        self.progress.message(text)
+
+
+@contextmanager
+def _room_to_train() -> Iterator[None]:
+    """The host's models out of the way, and autograd on: the host runs its nodes in inference mode."""
+    management = comfy.model_management
+    management.unload_all_models()
+    management.soft_empty_cache()
+    before = getattr(management, "in_training", None)  # newer hosts switch int8 and fused paths off by it
+    try:
+        if before is not None:
+            management.in_training = True
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        if before is not None:
+            management.in_training = before
+        management.soft_empty_cache()
+
+
+def train_refiner(node_id: str | None, if_run_exists: str, **inputs: Any) -> Trained:
+    """Train as the node's inputs say, or find that this very run is finished.
+
+    Ends as the host's own interruption when the user stops it (within a step; the state is saved before). BadInput
+    says what does not fit.
+    """
+    if if_run_exists not in (GO_ON, START_OVER):
+        raise BadInput(f"if_run_exists must be {GO_ON!r} or {START_OVER!r}, got {if_run_exists!r}.")
+    config = _build_config(**inputs)
+    folder = RunFolder(config.run)
+    observer = _NodeObserver(NodeProgress(node_id, 1))
+    if _is_finished(folder, config):
+        # Also with "start over": the same configuration and data give the same file, and a queue that is run again
+        # for something further down the graph must not train for hours each time.
+        return _hand_on(train(config, observer), observer)
+    aside = folder.move_aside() if if_run_exists == START_OVER else None
+    if aside is not None:
+        observer.on_message(f"The run that had this name was kept as {aside.name}.")
+    try:
+        with _room_to_train():
+            result = train(config, observer, should_stop=interrupted)
+    except torch.cuda.OutOfMemoryError as error:
+        raise BadInput(
+            "The device ran out of memory in training: expected room for batch_size "
+            f"{config.data.batch_size}; use a smaller batch_size (with data.accumulation in options), a crop, or bf16."
+        ) from error
+    except BadInput:
+        if aside is not None and not folder.path.exists():  # nothing has begun: leave things as they were
+            aside.rename(folder.path)
+        raise
+    if result.status == "stopped":
+        stop_as_interrupted()
+    return _hand_on(result, observer)
+
+
+def _is_finished(folder: RunFolder, config: TrainConfig) -> bool:
+    """Whether the folder holds this very run, whole."""
+    try:
+        stored = json.loads((folder.path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    same = isinstance(stored, dict) and stored.get("identity") == config.identity()
+    return same and folder.is_finished() and stored.get("data") == RefinerDataset.open(config.dataset).content_hash
+
+
+def _hand_on(result: RunResult, observer: _NodeObserver) -> Trained:
+    report = _report_text(result, observer.messages)
+    return Trained(str(result.refiner), report, _loss_picture(result.folder), result.message)
+
+
+def _report_text(result: RunResult, messages: list[str]) -> str:
+    """The run in words and one table; report.json in the run's folder has all of it."""
+    report = result.report
+    lines = [result.message, f"Refiner: {result.refiner}", ""]
+    lines += [f"- {choice}" for choice in report.get("choices", [])]
+    lines += [f"- {message}" for message in messages if message not in report.get("choices", [result.message])]
+    evaluation = report.get("evaluation", {})
+    measures: dict[str, dict[str, float]] = evaluation.get("measures", {})
+    if measures:
+        columns = list(next(iter(measures.values())))
+        lines += ["", f"Measured on {evaluation['pairs']} {evaluation['on']}:", "", _row(["", *columns])]
+        lines += [_row([name, *(f"{row.get(c, float('nan')):.3f}" for c in columns)]) for name, row in measures.items()]
+    losses = evaluation.get("loss_per_sigma", {})
+    if losses:
+        lines += ["", "Loss at each sigma: " + ", ".join(f"{t} {loss:.3f}" for t, loss in losses.items())]
+    return "\n".join(lines)
+
+
+def _row(cells: list[str]) -> str:
+    return " ".join(f"{cell:<12}" if i == 0 else f"{cell:>10}" for i, cell in enumerate(cells)).rstrip()
+
+
+def _loss_picture(folder: Path) -> Tensor:
+    """loss.png of a run as an IMAGE; a white dot where somebody deleted it, since the refiner is what counts."""
+    import numpy
+    from PIL import Image
+
+    try:
+        with Image.open(folder / "loss.png") as picture:
+            pixels = numpy.asarray(picture.convert("RGB"), dtype=numpy.float32) / 255
+    except OSError:
+        pixels = numpy.ones((1, 1, 3), dtype=numpy.float32)
+    return torch.from_numpy(pixels)[None]
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+# ------------------------------------------------------------------------------------- what the host's cache goes by
+
+
+def fingerprint(run_name: str | None, dataset: str | None, **constants: Any) -> str:
+    """A text that changes when the node must run again: an input, the run's folder, or the dataset's index changed.
+
+    So a finished run is found finished when it is queued again, and a deleted file trains again. Linked inputs are
+    None here; what they bring is part of the host's own key.
+    """
+    seen: list[Any] = [run_name, dataset, sorted(constants.items(), key=lambda item: item[0])]
+    try:
+        if run_name is not None:
+            folder = run_folder(run_name)
+            seen += [_content(folder / name) for name in ("config.json", "status.json")]
+            seen += [_stamp(folder / name) for name in ("refiner.safetensors", "report.json")]
+        if dataset is not None:
+            seen.append(_stamp(resolve_inside(dataset, "the dataset") / "index.json"))
+    except BadInput as problem:  # execute will say it
+        seen.append(str(problem))
+    return hashlib.sha256(repr(seen).encode()).hexdigest()
+
+
+def _content(file: Path) -> bytes | None:
+    try:
+        return file.read_bytes()
+    except OSError:
+        return None
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    """(size, time of change in ns), None for a file that is not there."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
