@@ -54,10 +54,15 @@ def _hash_tensor(digest: Any, tensor: torch.Tensor, whole: bool) -> None:
     digest.update(f"{list(tensor.shape)} {tensor.dtype}".encode())
     if tensor.is_meta or tensor.numel() == 0:
         return
-    flat = tensor.detach().reshape(-1)
-    places = torch.linspace(0, flat.numel() - 1, min(_SAMPLES, flat.numel()), dtype=torch.float64).round().long()
-    # As bytes: not every dtype (float8) can be indexed or turned into numpy.
-    elements = flat.contiguous().view(torch.uint8).reshape(-1, flat.element_size())
+    try:
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and hasattr(tensor, "dequantize"):
+            tensor = tensor.dequantize()
+        flat = tensor.detach().reshape(-1).contiguous()
+        # As bytes: not every dtype (float8) can be indexed or turned into numpy.
+        elements = flat.view(torch.uint8).reshape(flat.numel(), -1)
+    except Exception:  # a packed format of another node pack: its shape has to do
+        return
     if not whole:
-        elements = elements[places.to(elements.device)]
+        places = torch.linspace(0, flat.numel() - 1, min(_SAMPLES, flat.numel()), dtype=torch.float64)
+        elements = elements[places.round().long().to(elements.device)]
     digest.update(elements.cpu().numpy().tobytes())
