@@ -94,7 +94,7 @@ def test_pixel_space_pairs_hold_the_pictures_themselves(host, stills):
         assert pair.height * pair.width <= 64 * 64
         assert torch.allclose(item["z"], picture * 2 - 1, atol=1e-6)
         assert torch.allclose(item["b"], degrade(picture, "resize", 3.0) * 2 - 1, atol=1e-6)
-    assert said.startswith(f"Built {data.folder.name}: {len(data.train)} training pairs")
+    assert said.startswith(f"Built {data.folder.name}: training pairs {len(data.train)}")
     assert "ChromaRadiance" in said and f"{data.residual_rms:.4g}" in said
     assert not [name for name in os.listdir(data.folder) if name.endswith((".partial", ".lock"))]
 
@@ -115,7 +115,7 @@ def test_plan_only_writes_nothing(host, folder):
     (folder / "zero.png").write_bytes(b"")
     said = report(host.run(prompt("plan", folder=folder.name, plan_only=True, held_out=2)))
     assert datasets(host, "plan") == []
-    assert "nothing was written" in said and "zero.png is empty" in said and "2 held out" in said and "about" in said
+    assert "nothing was written" in said and "zero.png is empty" in said and "held out: 2" in said and "about" in said
 
 
 def test_outputs_are_path_hash_picture_and_text(host, folder):
@@ -233,7 +233,7 @@ def test_paired_folder_matches_names_and_lists_the_rest(host, folder):
     said, data = report(host.run(prompt("paired", base=base, folder=folder.name))), dataset(host, "paired")
     assert sorted({pair.source for pair in data.pairs}) == [f"{c * 3}.png" for c in "cdefgh"]
     assert "aaa.png has no partner" in said and "bbb.png is 144x96 and its partner bbb.jpg" in said
-    assert "1 pictures of the paired folder have no target: lonely.jpg" in said
+    assert "Pictures of the paired folder without a target (1): lonely.jpg" in said
     for i in range(len(data.pairs)):  # the partner is the same picture, smaller: near it, but not it
         item = data.read(i)
         assert 0 < (item["z"] - item["b"]).pow(2).mean().sqrt() < 0.5 * item["z"].std()
@@ -340,7 +340,7 @@ def test_bad_files_among_good_ones_are_skipped_and_named(host, folder):
     assert {pair.source for pair in data.pairs} == {"cmyk.jpg", *(f"{c * 3}.png" for c in "bcdefgh")}
     for name in ("zero.png", "text.jpg", "cut.png", "one.png", "long.png", "aaa.txt"):
         assert name in said, name
-    assert "Skipped 6" in said and "1 captions have no picture: lonely.txt" in said
+    assert "Skipped 6" in said and "Captions without a picture (1): lonely.txt" in said
 
 
 @pytest.mark.parametrize(

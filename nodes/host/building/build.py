@@ -43,7 +43,7 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
     captions = CaptionEncoder(request.clip) if request.clip is not None else None
     material = _material(request, captions)
     skipped: dict[str, str] = {}
-    progress.text(f"looking at {len(material.names)} pictures")
+    progress.text(f"looking at {material.unit}: {len(material.names)}")
     facts = gather_facts(material, skipped)
     folder = dataset_folder(f"{request.name}-{_recipe(request, facts)}")
 
@@ -69,7 +69,7 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
     disk = copies * estimate_bytes(cells, sample.channels, vars(text) if text else None)
     seconds = (copies * sample.pair_seconds + sample.inspect_seconds) * len(sizes)
     outlook = (
-        f"{len(facts)} {material.unit} in {len(Counter(sizes))} sizes, {held_out} held out: "
+        f"{material.unit}: {len(facts)}, sizes: {len(Counter(sizes))}, to hold out: {held_out}; "
         f"about {byte_count(disk)} and {duration(seconds)}"
     )
     progress.update(0, total=2 * len(facts), preview=sheet)
@@ -107,7 +107,7 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
     data = RefinerDataset.open(folder)
     size = sum(file.stat().st_size for file in folder.iterdir())
     report = [
-        f"Built {folder.name}: {len(data.train)} training pairs and {len(data.held_out)} held out.",
+        f"Built {folder.name}: training pairs {len(data.train)}, held out {len(data.held_out)}.",
         *notes,
         *lines,
         _residual_line(data),
@@ -177,7 +177,7 @@ def _reuse(folder: Path, progress: NodeProgress) -> BuildResult:
         raise BadInput(f"The dataset {folder} lacks its contact sheet or report.")
     lines = [
         f"Reused {folder.name}: pictures, models and settings are those that it was built from.",
-        f"{len(data.train)} training pairs and {len(data.held_out)} held out.",
+        f"Training pairs {len(data.train)}, held out {len(data.held_out)}.",
         report.read_text(encoding="utf-8"),
         _residual_line(data),
     ]

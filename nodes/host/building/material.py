@@ -109,16 +109,16 @@ class PictureMaterial:
         if isinstance(self._base, PairBase):
             unmatched = self._base.unmatched(self.names)
             if unmatched:
-                lines.append(f"{len(unmatched)} pictures of the paired folder have no target: {_some(unmatched)}.")
+                lines.append(f"Pictures of the paired folder without a target ({len(unmatched)}): {_some(unmatched)}.")
         orphans = self._pictures.orphan_captions
         if orphans:
-            lines.append(f"{len(orphans)} captions have no picture: {_some(orphans)}.")
+            lines.append(f"Captions without a picture ({len(orphans)}): {_some(orphans)}.")
         return lines
 
     def retried(self) -> list[str]:
         """A line on the pictures that the VAE could only encode in FP32, once it is known."""
         names = list(dict.fromkeys(self._encoder.retried))
-        line = f"The VAE gave NaN for {len(names)} pictures, which were encoded once more in FP32: {_some(names)}."
+        line = f"Encoded once more in FP32, since the VAE gave NaN ({len(names)}): {_some(names)}."
         return [line] if names else []
 
     def _cut(self, name: str, picture: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -23,8 +23,8 @@ def plan_lines(request: BuildRequest, plan: BuildPlan) -> list[str]:
     sizes = Counter(item.size for item in plan.inspected.values()).most_common()
     lines = [
         f"Base: {request.base.line()}.",
-        f"{len(plan.inspected)} usable ({held} held out, {groups} groups), {len(plan.pairs)} pairs"
-        + (f", {mirrored} of them mirrored." if mirrored else "."),
+        f"Usable: {len(plan.inspected)} (held out: {held}, groups: {groups}), pairs: {len(plan.pairs)}"
+        + (f", mirrored among them: {mirrored}." if mirrored else "."),
         "Sizes: " + ", ".join(f"{width}x{height}: {count}" for (width, height), count in sizes) + ".",
     ]
     if plan.skipped:
@@ -49,7 +49,7 @@ def text_lines(captions: CaptionEncoder | None) -> list[str]:
     shape = captions.shape
     lines = [f"Text: {shape.tokens} tokens of {shape.dim}" + (f", {shape.pooled} pooled." if shape.pooled else ".")]
     if captions.cut:
-        lines.append(f"{len(captions.cut)} captions were longer and were cut.")
+        lines.append(f"Captions that were longer and were cut: {len(captions.cut)}.")
     return lines
 
 
