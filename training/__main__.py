@@ -40,7 +40,8 @@ def _train(options: argparse.Namespace) -> int:
     except ValueError as error:
         raise BadInput(f"--config: expected JSON in {options.config}, got text that is none ({error}).") from error
     if isinstance(values, dict):
-        values = values.get("config", values)  # a run folder's own config.json can be given as it stands
+        kept = values.get("config")  # a run folder's own config.json can be given as it stands
+        values = kept if isinstance(kept, dict) else values
         values |= {name: str(value) for name in ("dataset", "run") if (value := getattr(options, name))}
     config = TrainConfig.build(values)
 

@@ -45,6 +45,8 @@ def to_picture(latent: Tensor, preview: dict[str, Any] | None) -> Tensor:
     if preview is not None:
         weight, bias = torch.tensor(preview["weight"]), torch.tensor(preview["bias"])
         rgb = torch.einsum("chw,ck->khw", rgb, weight) + bias[:, None, None]
+    elif len(rgb) != 3:  # latents that came without pictures: their mean in grey, model space being about +-1
+        rgb = rgb.mean(0, keepdim=True).expand(3, -1, -1)
     return (rgb / 2 + 0.5).clamp(0, 1)
 
 

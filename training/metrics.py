@@ -17,10 +17,11 @@ def ssim(picture: Tensor, target: Tensor) -> float:
     """Structural similarity (Wang et al. 2004: Gaussian window, sigma 1.5) of [C, H, W] pictures in [0, 1]."""
     from skimage.metrics import structural_similarity
 
+    side = min(target.shape[-2:])
     return float(
         structural_similarity(
             target.numpy(), picture.numpy(), channel_axis=0, data_range=1.0, gaussian_weights=True, sigma=1.5,
-            use_sample_covariance=False,
+            use_sample_covariance=False, win_size=min(11, side - 1 + side % 2),  # 11 is the window of that sigma
         )
     )
 

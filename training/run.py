@@ -234,6 +234,7 @@ def _batches(source: BatchSource, first: int, workers: int, device: torch.device
         num_workers=workers,
         pin_memory=device.type == "cuda",
         persistent_workers=False,
+        generator=torch.Generator(),  # else the loader draws its workers' seed from the caller's random numbers
     )
     for batch in loader:
         yield {k: v.to(device, non_blocking=True) if torch.is_tensor(v) else v for k, v in batch.items()}
@@ -248,7 +249,7 @@ def _decay_groups(parameters: dict[str, torch.nn.Parameter], weight_decay: float
 
 def _empty_conditioning(data: RefinerDataset, plan: Plan) -> dict[str, torch.Tensor]:
     """What the KSampler gets where there is no text: the encoded empty caption, or one token of zeros."""
-    empty = data.empty_context() if data.context else {"context": torch.zeros(1, plan.unet.context_dim)}
+    empty = data.empty_context() or {"context": torch.zeros(1, plan.unet.context_dim)}
     if plan.unet.pooled_dim:
         empty.setdefault("pooled", torch.zeros(plan.unet.pooled_dim))
     return empty

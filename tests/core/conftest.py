@@ -3,6 +3,7 @@
 import math
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -57,17 +58,22 @@ def wave(seed: int, side: int) -> torch.Tensor:
     return 0.6 * broad + 0.4 * torch.sin(1.3 * x + 0.9 * y + turn[3])
 
 
+def blurred(z: torch.Tensor) -> torch.Tensor:
+    return functional.avg_pool2d(z[None], 5, 1, 2, count_include_pad=False)[0]
+
+
 def write_dataset(
     folder: Path,
     *,
     pairs: int = 10,
     held_out: int = 2,
     side: int = 16,
+    base_of: Callable[[torch.Tensor], torch.Tensor] = blurred,
     latent: dict = PIXELS,
     text: dict | None = None,
     empty: bool = True,
 ) -> Path:
-    """Waves as targets, the same waves blurred as base; `text` adds a random context to each pair."""
+    """Waves as targets, by default blurred as base; `text` adds a random context to each pair."""
 
     def condition(seed: int) -> dict[str, torch.Tensor]:
         generator = torch.Generator().manual_seed(1000 + seed)
@@ -81,7 +87,7 @@ def write_dataset(
     with DatasetWriter(folder, latent=latent, vae=None, base=base, **described) as writer:
         for i in range(pairs):
             z = wave(i, side)
-            b = functional.avg_pool2d(z[None], 5, 1, 2, count_include_pad=False)[0]
+            b = base_of(z)
             channels = [k % 3 for k in range(latent["channels"])]
             writer.add(
                 z[channels], b[channels], source=f"{i}.png", sha256=f"{i:064x}", group=f"{i}",

@@ -1,0 +1,347 @@
+"""One run from a dataset folder to a refiner file, and what a second start with the same folder means."""
+
+import json
+import math
+
+import pytest
+import torch
+from PIL import Image
+
+from training.config import TrainConfig
+from training.errors import BadInput
+from training.journal import read as read_journal
+from training.optim.schedule import warmup_cosine
+from training.refiner import flow
+from training.refiner.file import load_meta, load_refiner
+from training.refiner.model import Refiner
+
+ATTENTION = {
+    "block_channels": [32], "layers_per_block": 1, "transformer_depth": [1], "middle_depth": 1, "heads": [1],
+}
+BRIEF = {"validation__pictures": 0, "epochs": 1}
+
+
+def journal(folder):
+    """The lines of the optimizer steps, without those of the validation."""
+    return [line for line in read_journal(folder / "metrics.jsonl") if "learning_rate" in line]
+
+
+def test_a_refiner_learns_to_come_nearer_to_its_targets(configure, watch, build_pairs):
+    folder = build_pairs(base_of=lambda z: -z / 2)  # a negative in half the contrast: soon seen through
+    config = configure(dataset=folder, epochs=20, optimizer__learning_rate=1e-2, validation__pictures=0)
+    watcher = watch()
+    result = watcher.train(config)
+    assert result.status == "done" and watcher.steps == list(range(1, 81))
+    assert watcher.losses[0] == pytest.approx(1, abs=0.2) and sum(watcher.losses[-10:]) / 10 < 0.4
+    measures = result.report["evaluation"]["measures"]
+    assert measures["base"]["relative_residual"] == 1
+    assert measures["1 step"]["relative_residual"] < 0.8 and measures["8 steps"]["relative_residual"] < 0.8
+    assert measures["1 step"]["psnr"] > measures["base"]["psnr"] + 2
+    losses = result.report["evaluation"]["loss_per_sigma"].values()
+    assert all(0 < loss < 0.7 for loss in losses)
+
+
+def test_a_run_leaves_everything_that_a_person_needs(whole_run):
+    result, _ = whole_run
+    found = {path.name for path in result.folder.iterdir()}
+    assert found == {
+        "refiner.safetensors", "report.json", "loss.png", "grid.png", "config.json", "status.json", "metrics.jsonl",
+        "checkpoints", "tensorboard", "validation",
+    }
+    assert json.loads((result.folder / "status.json").read_text())["state"] == "done"
+    grid = Image.open(result.folder / "grid.png")
+    assert grid.size == (3 * 16 + 2 * 4, 2 * 16 + 4)  # base | refined | target of two held-out pairs
+    assert Image.open(result.folder / "loss.png").size == (640, 400)
+    assert sorted(p.name for p in (result.folder / "checkpoints").iterdir()) == ["step-00000008", "step-00000012"]
+    assert sorted(p.name for p in (result.folder / "validation").iterdir()) == [
+        f"step-{step:08d}.png" for step in (4, 8, 12)
+    ]
+
+
+def test_the_report_tells_what_was_trained_and_how_it_does(whole_run):
+    result, watcher = whole_run
+    report = json.loads((result.folder / "report.json").read_text(), parse_constant=pytest.fail)
+    assert report == result.report
+    assert report["training"]["steps"] == report["training"]["steps_in_this_session"] == 12
+    assert report["training"]["first_loss"] == watcher.losses[0]
+    assert set(report["evaluation"]["measures"]) == {
+        "base", "sharpening", "1 step", "2 steps", "4 steps", "8 steps", "16 steps",
+    }
+    assert list(report["evaluation"]["loss_per_sigma"]) == [
+        "1", "0.875", "0.75", "0.625", "0.5", "0.375", "0.25", "0.125",
+    ]
+    assert report["evaluation"]["on"] == "held-out pairs" and report["evaluation"]["pairs"] == 2
+    assert any("RMS(z - b)" in choice for choice in report["choices"])
+
+
+def test_the_observer_is_told_every_step_and_shown_pictures(whole_run):
+    _, watcher = whole_run
+    assert watcher.steps == list(range(1, 13))
+    assert all(eta >= 0 and math.isfinite(eta) for eta in watcher.etas) and watcher.etas[-1] == 0
+    sizes = {picture.size for picture in watcher.shown}
+    assert (640, 400) in sizes and (3 * 16 + 2 * 4, 16) in sizes  # loss curve and validation sample in turn
+    assert any("parameters" in text for text in watcher.messages)
+
+
+def test_the_file_holds_the_averaged_weights_and_the_constants_of_the_flow(whole_run, dataset):
+    from training.checkpoint import load_newest
+
+    result, _ = whole_run
+    weights, empty, meta = load_refiner(result.refiner)
+    newest, _ = load_newest(result.folder / "checkpoints")
+    assert newest.step == 12
+    assert all(torch.equal(weights[name], tensor) for name, tensor in newest.ema.items())
+    assert not torch.equal(weights["conv_out.weight"], newest.weights["conv_out.weight"])
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+    assert meta.noise_scale == meta.residual_rms and meta.c_v == pytest.approx(math.sqrt(2) * meta.noise_scale)
+    assert meta.sigmas == flow.sigmas(8).tolist()
+    assert meta.context is None and torch.equal(empty["context"], torch.zeros(1, 8))
+    assert meta.training["steps"] == 12 and meta.training["pairs"] == 8
+
+
+def test_nothing_in_the_file_says_where_it_was_made(whole_run, dataset):
+    result, _ = whole_run
+    data = result.refiner.read_bytes()
+    assert str(result.folder).encode() not in data and str(dataset).encode() not in data
+
+
+def test_the_journal_has_the_planned_learning_rates(whole_run):
+    result, watcher = whole_run
+    lines = journal(result.folder)
+    assert [line["step"] for line in lines] == list(range(1, 13))
+    assert [line["loss"] for line in lines] == watcher.losses
+    assert [line["learning_rate"] for line in lines] == pytest.approx(
+        [3e-3 * warmup_cosine(step, 2, 12) for step in range(12)]
+    )
+    measured = [line for line in read_journal(result.folder / "metrics.jsonl") if "validation/loss" in line]
+    assert [line["step"] for line in measured] == [4, 8, 12]
+    assert {"validation/psnr", "validation/ssim", "validation/relative_residual"} <= set(measured[0])
+
+
+def test_the_horizon_can_lie_beyond_the_run(configure, watch):
+    result = watch().train(configure(optimizer__horizon_steps=40, **BRIEF))
+    rates = [line["learning_rate"] for line in journal(result.folder)]
+    assert rates == pytest.approx([3e-3 * warmup_cosine(step, 2, 40) for step in range(4)])
+
+
+def test_the_same_configuration_gives_the_same_bytes(configure, watch, whole_run):
+    torch.manual_seed(123)  # whatever the caller did before
+    result = watch().train(configure())
+    assert result.refiner.read_bytes() == whole_run[0].refiner.read_bytes()
+
+
+def test_another_seed_gives_another_refiner(configure, watch, tmp_path):
+    files = [
+        watch().train(configure(run=tmp_path / f"run-{seed}", seed=seed, **BRIEF)).refiner.read_bytes()
+        for seed in (0, 1)
+    ]
+    assert files[0] != files[1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_callers_random_numbers_are_left_alone(configure, watch, workers):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    watch().train(configure(data__workers=workers, **BRIEF))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# ---- the same folder again ------------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_is_reused_and_says_so(configure, watch):
+    first = watch().train(configure(**BRIEF))
+    data = first.refiner.read_bytes()
+    again = watch()
+    # where to look and how often does not matter
+    result = again.train(configure(**BRIEF | {"validation__pictures": 2}, keep_checkpoints=5))
+    assert result.status == "reused" and again.steps == []
+    assert result.report == first.report and result.refiner.read_bytes() == data
+    assert any("reused" in text for text in again.messages)
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"seed": 3}, r"seed 0 -> 3"),
+        ({"epochs": 2}, r"epochs 1 -> 2"),
+        ({"optimizer__learning_rate": 0.5}, r"optimizer\.learning_rate 0\.003 -> 0\.5"),
+    ],
+)
+def test_another_configuration_is_refused_and_names_the_field(configure, watch, change, said):
+    first = watch().train(configure(**BRIEF))
+    before = {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()}
+    with pytest.raises(BadInput, match=said) as caught:
+        watch().train(configure(**BRIEF | change))
+    assert "another name" in str(caught.value) and "\n" not in str(caught.value)
+    assert {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()} == before
+
+
+def test_other_data_are_refused(configure, watch, build_pairs):
+    watch().train(configure(**BRIEF))
+    with pytest.raises(BadInput, match="the dataset's content"):
+        watch().train(configure(dataset=build_pairs(pairs=9), **BRIEF))
+
+
+def test_the_same_data_in_another_folder_are_the_same(configure, watch, build_pairs):
+    watch().train(configure(**BRIEF))
+    assert watch().train(configure(dataset=build_pairs(), **BRIEF)).status == "reused"
+
+
+def test_a_deleted_refiner_is_trained_again_from_the_start(configure, watch):
+    first = watch().train(configure(**BRIEF))
+    data = first.refiner.read_bytes()
+    first.refiner.unlink()
+    again = watch()
+    result = again.train(configure(**BRIEF))
+    assert result.status == "done" and again.steps == [1, 2, 3, 4]  # never silently on from trained weights
+    assert result.refiner.read_bytes() == data
+    assert [line["step"] for line in journal(result.folder)] == [1, 2, 3, 4]
+
+
+def test_a_folder_with_something_else_in_it_is_refused(configure, watch, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "holiday.jpg").write_bytes(b"")
+    with pytest.raises(BadInput, match="expected an empty folder or a run"):
+        watch().train(configure())
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["holiday.jpg"]
+
+
+def test_a_file_in_the_folders_place_is_one_sentence(configure, watch, tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(BadInput, match="cannot be written"):
+        watch().train(configure())
+
+
+def test_the_configuration_that_a_run_keeps_starts_the_same_run(configure, watch):
+    result = watch().train(configure(**BRIEF))
+    kept = json.loads((result.folder / "config.json").read_text())
+    assert TrainConfig.build(kept["config"]) == configure(**BRIEF)
+    assert watch().train(TrainConfig.build(kept["config"])).status == "reused"
+
+
+# ---- ways to train --------------------------------------------------------------------------------------------------
+
+
+def test_one_shot_mode_is_trained_and_sampled_at_one_alone(configure, watch, monkeypatch):
+    asked, draw = [], flow.draw_times
+    monkeypatch.setattr(flow, "draw_times", lambda *given: asked.append(draw(*given)) or asked[-1])
+    result = watch().train(configure(flow__noise_scale=0, **BRIEF))
+    assert {float(t) for times in asked for t in times} == {1.0}
+    meta = load_meta(result.refiner)
+    assert (meta.noise_scale, meta.sigmas) == (0.0, [1.0, 0.0]) and meta.c_v == pytest.approx(meta.residual_rms)
+    assert set(result.report["evaluation"]["measures"]) == {"base", "sharpening", "1 step"}
+    assert set(result.report["evaluation"]["loss_per_sigma"]) == {"1"}
+
+
+@pytest.mark.parametrize("steps", [1, 4, 5])
+def test_a_refiner_can_be_made_for_another_number_of_steps(configure, watch, steps):
+    result = watch().train(configure(flow__steps=steps, **BRIEF))
+    assert load_meta(result.refiner).sigmas == flow.sigmas(steps).tolist()
+    assert len(result.report["evaluation"]["loss_per_sigma"]) == steps
+
+
+def test_accumulation_takes_the_planned_number_of_steps(configure, watch, tmp_path):
+    for accumulation, steps in ((4, 3), (5, 3), (16, 1)):  # 3 epochs of 4 micro-steps
+        run = tmp_path / f"run-{accumulation}"
+        config = configure(run=run, data__accumulation=accumulation, validation__pictures=0)
+        watcher = watch()
+        assert watcher.train(config).report["training"]["steps"] == steps
+        assert watcher.steps == list(range(1, steps + 1))
+        rates = [line["learning_rate"] for line in journal(run)]
+        assert rates == pytest.approx([3e-3 * warmup_cosine(step, 2, steps) for step in range(steps)])
+
+
+def test_accumulated_gradients_equal_those_of_the_large_batch(configure, watch, tmp_path, monkeypatch):
+    """4 x 2 pairs against 8 at once: the same 8 pairs, with noise and times that do not depend on the batch."""
+    monkeypatch.setattr(flow, "draw_times", lambda count, *_: torch.full((count,), 0.5))
+    randn = torch.randn
+    monkeypatch.setattr(torch, "randn", lambda *size, **options: torch.zeros_like(randn(*size, **options)))
+    runs = []
+    for batch, accumulation in ((8, 1), (2, 4)):
+        run = tmp_path / f"run-{batch}"
+        watch().train(
+            configure(run=run, data__batch_size=batch, data__accumulation=accumulation, validation__pictures=0)
+        )
+        runs.append(journal(run))
+    assert len(runs[0]) == len(runs[1]) == 3
+    for large, small in zip(*runs, strict=True):
+        assert small["loss"] == pytest.approx(large["loss"], rel=1e-4)
+        assert small["gradient_norm"] == pytest.approx(large["gradient_norm"], rel=1e-3)
+
+
+@pytest.mark.parametrize("pooled", [0, 6])
+def test_text_is_learnt_with_some_captions_dropped(configure, watch, build_pairs, monkeypatch, pooled):
+    text = {"tokens": 3, "dim": 8, "pooled": pooled, "fingerprint": "c0ffee"}
+    folder = build_pairs(text=text)
+    heard, output = [], Refiner.output
+
+    def listen(self, x, b, t, condition):
+        heard.append(condition)
+        return output(self, x, b, t, condition)
+
+    monkeypatch.setattr(Refiner, "output", listen)
+    config = configure(dataset=folder, refiner__shape=ATTENTION, data__caption_dropout=0.5, **BRIEF)
+    result = watch().train(config)
+    weights, empty, meta = load_refiner(result.refiner)
+    assert meta.context == text and meta.unet.context_dim == 8 and meta.unet.pooled_dim == pooled
+    assert empty["context"].shape == (3, 8) and empty["context"].abs().max() > 0
+    assert set(empty) == ({"context", "pooled"} if pooled else {"context"})
+    trained = heard[:4]
+    dropped = [torch.equal(row, empty["context"]) for condition in trained for row in condition["context"]]
+    assert len(dropped) == 8 and 0 < sum(dropped) < 8
+    if pooled:
+        assert all(
+            torch.equal(row, empty["pooled"]) == drop
+            for row, drop in zip((row for c in trained for row in c["pooled"]), dropped, strict=True)
+        )
+        assert all(condition["time_ids"].tolist() == [[16, 16, 0, 0, 16, 16]] * 2 for condition in trained)
+
+
+def test_text_without_an_empty_caption_can_be_trained_without_dropout(configure, watch, build_pairs):
+    folder = build_pairs(text={"tokens": 3, "dim": 8, "pooled": 0, "fingerprint": "c0ffee"}, empty=False)
+    config = configure(dataset=folder, refiner__shape=ATTENTION, data__caption_dropout=0, **BRIEF)
+    result = watch().train(config)
+    assert load_refiner(result.refiner)[1]["context"].shape[1] == 8  # and the file can be loaded
+
+
+def test_a_text_refiner_without_text_in_the_data_hears_zeros(configure, watch):
+    result = watch().train(configure(refiner__shape=ATTENTION | {"context_dim": 8, "pooled_dim": 4}, **BRIEF))
+    empty = load_refiner(result.refiner)[1]
+    assert torch.equal(empty["context"], torch.zeros(1, 8)) and torch.equal(empty["pooled"], torch.zeros(4))
+
+
+@pytest.mark.parametrize("channels, downscale", [(4, 8), (16, 8)])
+def test_a_latent_space_is_trained_and_measured_without_pictures_of_its_own(
+    configure, watch, build_pairs, channels, downscale
+):
+    latent = {"name": "measured", "channels": channels, "scale": 1.0, "shift": 0.0, "downscale": downscale}
+    result = watch().train(configure(dataset=build_pairs(latent=latent), validation__pictures=1, epochs=1))
+    measures = result.report["evaluation"]["measures"]
+    assert "sharpening" not in measures and set(measures["base"]) == {"relative_residual", "spectrum"}
+    assert load_meta(result.refiner).unet.latent_channels == channels
+    assert (result.folder / "grid.png").is_file()
+
+
+def test_without_held_out_pairs_the_report_says_what_it_measured_on(configure, watch, build_pairs):
+    result = watch().train(configure(dataset=build_pairs(held_out=0), epochs=1))
+    assert "training pairs" in result.report["evaluation"]["on"]
+
+
+def test_crops_too_small_for_ssim_do_not_end_a_run(configure, watch):
+    result = watch().train(configure(data__crop=8, validation__crop=8, epochs=1))
+    assert math.isfinite(result.report["evaluation"]["measures"]["base"]["psnr"])
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_trains_float32_weights(configure, watch, precision, whole_run):
+    watcher = watch()
+    result = watcher.train(configure(precision=precision, optimizer__horizon_steps=12, **BRIEF))
+    assert result.status == "done" and all(math.isfinite(loss) for loss in watcher.losses)
+    # the same course as in float32, but not the same bits: it did compute in half precision
+    full = whole_run[1].losses[:4]
+    assert watcher.losses != full and watcher.losses == pytest.approx(full, abs=0.05)
+    weights = load_refiner(result.refiner)[0]
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+    assert all(tensor.isfinite().all() for tensor in weights.values())
+    assert any(precision in choice for choice in result.report["choices"])
