@@ -115,14 +115,13 @@ def explain(said: str) -> str:
         return "A download failed: check the network, or the proxy that pip is to use, and run this again"
     if missing:
         return f"{missing[1]} is not offered for this Python and system; REF2V_TORCH can name another torch"
+    if "ResolutionImpossible" in said:
+        return f"The wanted versions do not fit together or are not allowed here (torch: {' '.join(TORCH)})"
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return f"It failed with '{lines[-1] if lines else 'no output'}'"
 
 
 def make_venv():
-    # A full disk or a kill inside pip leaves packages that look installed and are not: begin anew.
-    if INSTALLING.exists():
-        shutil.rmtree(VENV, ignore_errors=True)
     if not PYTHON.exists():
         check_python()
         shutil.rmtree(VENV, ignore_errors=True)
@@ -211,6 +210,9 @@ def install(host: Path, own: str | None):
     began = time.monotonic()
     STAMP.unlink(missing_ok=True)
     LOG.unlink(missing_ok=True)
+    # A full disk or a kill inside pip leaves packages that look installed and are not: begin anew.
+    if INSTALLING.exists():
+        shutil.rmtree(VENV, ignore_errors=True)
     check_disk()
     make_venv()
     if not own and not is_unpacked(host):
