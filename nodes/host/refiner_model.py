@@ -54,6 +54,8 @@ class RefinerLatent(comfy.latent_formats.LatentFormat):
         if self.latent_rgb_factors is None and preview is not None:
             self.latent_rgb_factors = preview["weight"]
             self.latent_rgb_factors_bias = preview["bias"]
+        elif self.latent_rgb_factors is None and self.latent_channels == 3 and latent["downscale"] == 1:
+            self.latent_rgb_factors = torch.eye(3).tolist()  # pixel space: the latent is the picture
 
     def process_in(self, latent: Tensor) -> Tensor:
         return (latent - self.shift.to(latent)) * self.scale.to(latent)
