@@ -40,8 +40,10 @@ class Journal:
         return [step for step, _ in found], [value for _, value in found]
 
     def close(self) -> None:
-        self._file.close()
-        self._board.close()
+        try:
+            self._file.close()
+        finally:
+            self._board.close()
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -120,7 +121,6 @@ def train(
         scaler.load_state_dict(found.state["scaler"])
         step, seconds = found.step, found.state["seconds"]
         observer.on_message(f"Resumed at step {step} of {plan.total_steps}; the result equals an uninterrupted run's.")
-    journal = Journal(folder.path, step)
 
     # ---- loop --------------------------------------------------------------------------------------------------
     names = {parameter: name for name, parameter in parameters.items()}
@@ -138,8 +138,8 @@ def train(
     every = config.validation.every or max(1, round(plan.micro_per_epoch / config.data.accumulation))
     show_every = max(1, plan.total_steps // 40)
     sample_picture, skipped, started, began_at = None, 0, time.monotonic(), step
-    folder.set_status("running", step, plan.total_steps)
-    try:
+    with folder.failures_told(lambda: (step, plan.total_steps)), closing(Journal(folder.path, step)) as journal:
+        folder.set_status("running", step, plan.total_steps)
         while step < plan.total_steps:
             if should_stop():
                 save()
@@ -183,27 +183,22 @@ def train(
                 observer.on_picture(sample_picture if show_sample else reports.loss_picture(journal))
             if plan.epoch_of(step, config.data.accumulation) > plan.epoch_of(before, config.data.accumulation):
                 save()
-    except TrainingFailed as error:
-        folder.set_status("failed", step, plan.total_steps, str(error))
-        raise
-    finally:
-        journal.close()
 
-    # ---- the file ----------------------------------------------------------------------------------------------
-    empty = _empty_conditioning(data, plan)
-    save_refiner(folder.refiner, ema.state_dict(), empty, _meta(config, plan, data))
+        # ---- the file ----------------------------------------------------------------------------------------------
+        empty = _empty_conditioning(data, plan)
+        save_refiner(folder.refiner, ema.state_dict(), empty, _meta(config, plan, data))
 
-    # ---- evaluation and report ---------------------------------------------------------------------------------
-    observer.on_message("Trained. Measuring the held-out pairs.")
-    measured = _evaluate(Refiner(ema.net, plan.s, plan.c_v), plan, data, config, data.held_out or data.train[:4])
-    report = reports.write(
-        folder.path, config, plan, data, journal, measured,
-        seconds=seconds, steps_here=step - began_at, held_out=bool(data.held_out),
-    )
-    message = f"Trained {plan.total_steps} steps ({config.epochs} epochs) in {seconds:.0f} s."
-    folder.set_status("done", step, plan.total_steps, message)
-    observer.on_message(message)
-    return RunResult("done", folder.path, folder.refiner, report, message)
+        # ---- evaluation and report ---------------------------------------------------------------------------------
+        observer.on_message("Trained. Measuring the held-out pairs.")
+        measured = _evaluate(Refiner(ema.net, plan.s, plan.c_v), plan, data, config, data.held_out or data.train[:4])
+        report = reports.write(
+            folder.path, config, plan, data, journal, measured,
+            seconds=seconds, steps_here=step - began_at, held_out=bool(data.held_out),
+        )
+        message = f"Trained {plan.total_steps} steps ({config.epochs} epochs) in {seconds:.0f} s."
+        folder.set_status("done", step, plan.total_steps, message)
+        observer.on_message(message)
+        return RunResult("done", folder.path, folder.refiner, report, message)
 
 
 # ---- the parts of it --------------------------------------------------------------------------------------------

@@ -13,11 +13,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from .config import TrainConfig, differences
-from .errors import BadInput
+from .errors import BadInput, TrainingFailed
 
 REFINER = "refiner.safetensors"
 
@@ -67,6 +69,27 @@ class RunFolder:
             _write_json(self.path / "config.json", {**new, "config": config.model_dump(mode="json")})
         except OSError as error:
             raise BadInput(f"Run folder {self.path}: cannot be written ({error.strerror}).") from error
+
+    @contextmanager
+    def failures_told(self, position: Callable[[], tuple[int, int]]) -> Iterator[None]:
+        """Keep the sentence of a failure as the status "failed"; a full disk becomes a BadInput with its sentence.
+
+        `position` gives (step, total) at that moment.
+        """
+        try:
+            yield
+        except (BadInput, TrainingFailed, OSError) as error:
+            sentence = error
+            if isinstance(error, OSError):
+                reason = error.strerror or error
+                sentence = BadInput(f"Run folder {self.path}: writing failed ({reason}); its checkpoints are kept.")
+            try:
+                self.set_status("failed", *position(), str(sentence))
+            except OSError:  # the same full disk; "running" stays there, which is not "done" either
+                pass
+            if sentence is error:
+                raise
+            raise sentence from error
 
     def move_aside(self) -> Path | None:
         """Rename the folder to `<name>.previous-N` for a start over; nothing is lost. None where there was none."""
