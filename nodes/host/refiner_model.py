@@ -25,7 +25,7 @@ from ...training.refiner.file import RefinerMeta, load_refiner
 from ...training.refiner.unet import TIME_ID_DIM, UNetConfig
 from .refiner_sampling import RefinerRun, ResidualFlowSampling
 
-__all__ = ["add_base", "load_refiner_model", "meta_of", "own_sigmas"]
+__all__ = ["add_base", "build_patcher", "load_refiner_model", "meta_of", "own_sigmas"]
 
 _WRAPPER = "ref2v_refiner"
 _SD15_WIDTH = 320  # the host's memory factor 1.0 was fitted on networks this wide at full latent resolution
@@ -138,9 +138,14 @@ class Refiner(comfy.model_base.BaseModel):
         return torch.cat([pooled.float(), sizes.expand(pooled.shape[0], -1)], dim=1)
 
 
-def _build_patcher(path: Path, disable_dynamic: bool = False) -> Any:
+def build_patcher(path: Path, disable_dynamic: bool = False) -> Any:
     """The bare ModelPatcher of a refiner file. Newer hosts call this again when they need a copy that stays put."""
     weights, _, meta = load_refiner(path)
+    return _wrap(weights, meta, path, disable_dynamic)
+
+
+def _wrap(weights: dict[str, Tensor], meta: RefinerMeta, path: Path, disable_dynamic: bool = False) -> Any:
+    """The network under the host's memory management, in the precision that the host chooses for this machine."""
     config = RefinerConfig(meta)
     management = comfy.model_management
     load_device, offload_device = management.get_torch_device(), management.unet_offload_device()
@@ -158,7 +163,7 @@ def _build_patcher(path: Path, disable_dynamic: bool = False) -> Any:
     if not management.is_device_cpu(offload_device):
         model.to(offload_device)
     _load_weights(model, weights, path, assign=dynamic)
-    patcher.cached_patcher_init = (_build_patcher, (path,))
+    patcher.cached_patcher_init = (build_patcher, (path,))
     return patcher
 
 
@@ -187,8 +192,8 @@ def load_refiner_model(path: Path, strength: float) -> tuple[Any, list[Any]]:
     """
     if not 0.0 <= strength <= 1.0:
         raise BadInput(f"strength must lie between 0 (the base's picture) and 1 (the refined one), got {strength}.")
-    _, empty, meta = load_refiner(path)
-    patcher = _build_patcher(path)
+    weights, empty, meta = load_refiner(path)
+    patcher = _wrap(weights, meta, path)
     run = RefinerRun(meta, float(strength))
     patcher.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.OUTER_SAMPLE, _WRAPPER, run)
     extra = {"pooled_output": empty["pooled"].reshape(1, -1)} if "pooled" in empty else {}

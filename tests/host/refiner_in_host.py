@@ -214,7 +214,7 @@ def check_strength():
         out = sample(model, conditioning, base)
         whole = out if whole is None else whole
         distances.append(float((out - base).norm()))
-    bare = model_module._build_patcher(path)
+    bare = model_module.build_patcher(path)
     return {
         "distances": distances,
         "0 is the base": torch.equal(out, base),
