@@ -1,0 +1,352 @@
+"""training.run.train against the step of a text-to-image recipe as one writes it with diffusers and accelerate.
+
+The recipe is our own re-creation: in every step the VAE encodes the pictures and the text encoder the captions, noise
+is added by a scheduler, accelerate prepares and accumulates, AdamW works in FP32. VAE and text encoder have the shapes
+of SD1.5's with random weights; the trained UNet (sd15-half), the batch and the captions' length are the same in both.
+In the recipe's favour: its pictures are decoded and in memory, and it averages no weights; ours does.
+
+Then one thing at a time is changed in the recipe, to see where the difference comes from. Each variant lives in a
+process of its own (so its peak memory is its own too), and the two of a pair take turns, block after block.
+
+    python -m benchmarks.diffusers_recipe [--write]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from benchmarks.problem import NO_VALIDATION, configure, make_latents
+from benchmarks.results import machine, report, spread, table
+from benchmarks.step_clock import StepClock
+from training.refiner.unet import UNetConfig, build_unet, preset
+from training.run import train
+
+GOAL = 1.2
+TOKENS = 77
+
+
+@dataclass(frozen=True)
+class Sizes:
+    side: int = 128  # of the pictures, in pixels; latents have an eighth of it
+    batch: int = 4
+    threads: int = 0
+    tiny: bool = False  # small networks: only to see that the script works
+
+    @property
+    def unet(self) -> UNetConfig:
+        if not self.tiny:
+            return preset("sd15-half", latent_channels=4)
+        return UNetConfig(
+            latent_channels=4, block_channels=(32, 64), layers_per_block=1, transformer_depth=(1, 0), heads=(2, 2)
+        )
+
+    @property
+    def vae_channels(self) -> tuple[int, ...]:
+        return (32,) * 4 if self.tiny else (128, 256, 512, 512)
+
+    @property
+    def text_layers(self) -> int:
+        return 1 if self.tiny else 12
+
+
+@dataclass(frozen=True)
+class Variant:
+    ours: bool = False
+    cached_latents: bool = False
+    cached_text: bool = False
+    fused: bool = False
+    accelerate: bool = True
+    precision: str = "fp32"
+
+
+RECIPE = Variant()
+RECIPE_BF16 = replace(RECIPE, precision="bf16")
+PAIRS = [
+    ("**training.run.train, both in fp32**", RECIPE, Variant(ours=True), f">= {GOAL}"),
+    ("recipe + latents cached", RECIPE, replace(RECIPE, cached_latents=True), ""),
+    ("recipe + text cached", RECIPE, replace(RECIPE, cached_text=True), ""),
+    ("recipe + fused AdamW", RECIPE, replace(RECIPE, fused=True), ""),
+    ("recipe + bf16 (autocast; frozen encoders in bf16)", RECIPE, RECIPE_BF16, ""),
+    ("recipe without accelerate", RECIPE, replace(RECIPE, accelerate=False), ""),
+    (
+        "recipe + all five",
+        RECIPE,
+        Variant(cached_latents=True, cached_text=True, fused=True, accelerate=False, precision="bf16"),
+        "",
+    ),
+    ("training.run.train in bf16, recipe in fp32", RECIPE, Variant(ours=True, precision="bf16"), ""),
+    ("**training.run.train, both in bf16**", RECIPE_BF16, Variant(ours=True, precision="bf16"), f">= {GOAL}"),
+]
+"""(name, the one that counts as 1, the one compared with it, goal)"""
+
+
+# ---- the recipe ---------------------------------------------------------------------------------------------------
+
+
+class RecipeLoop:
+    """Text-to-image training of a UNet that also sees a base latent, which is in memory in every variant."""
+
+    def __init__(self, variant: Variant, sizes: Sizes):
+        from diffusers import DDPMScheduler
+        from diffusers.optimization import get_scheduler
+
+        torch.manual_seed(0)
+        self.variant = variant
+        self.dtype = torch.bfloat16 if variant.precision == "bf16" else torch.float32
+        self.noising = DDPMScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear")
+        self.unet = build_unet(sizes.unet).train()
+        self.vae = None if variant.cached_latents else make_vae(sizes).to(self.dtype)
+        self.text = None if variant.cached_text else make_text_encoder(sizes).to(self.dtype)
+        self.optimizer = torch.optim.AdamW(self.unet.parameters(), 1e-4, weight_decay=0.01, fused=variant.fused)
+        self.rate = get_scheduler("constant", self.optimizer)
+        loader = torch.utils.data.DataLoader(self._samples(sizes), batch_size=sizes.batch, shuffle=True)
+        self.accelerator = None
+        if variant.accelerate:
+            from accelerate import Accelerator
+
+            mixed = "bf16" if variant.precision == "bf16" else "no"
+            self.accelerator = Accelerator(cpu=True, mixed_precision=mixed, gradient_accumulation_steps=1)
+            self.unet, self.optimizer, loader, self.rate = self.accelerator.prepare(
+                self.unet, self.optimizer, loader, self.rate
+            )
+        self.batches = self._without_end(loader)
+
+    def _samples(self, sizes: Sizes) -> list[dict[str, torch.Tensor]]:
+        latent = (4, sizes.side // 8, sizes.side // 8)
+        samples = []
+        for _ in range(2 * sizes.batch):
+            sample = {"base": torch.randn(latent)}
+            if self.variant.cached_latents:
+                sample["latent"] = torch.randn(latent)
+            else:
+                sample["picture"] = torch.rand(3, sizes.side, sizes.side) * 2 - 1
+            if self.variant.cached_text:
+                sample["context"] = torch.randn(TOKENS, 768)
+            else:
+                sample["tokens"] = torch.randint(1000, 40_000, (TOKENS,))
+            samples.append(sample)
+        return samples
+
+    @staticmethod
+    def _without_end(loader) -> Iterator[dict[str, torch.Tensor]]:
+        while True:
+            yield from loader
+
+    def step(self) -> None:
+        batch = next(self.batches)
+        if self.accelerator is None:
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.dtype is torch.bfloat16):
+                loss = self._loss(batch)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.unet.parameters(), 1.0)
+            self._update()
+            loss.detach().item()
+            return
+        with self.accelerator.accumulate(self.unet):
+            loss = self._loss(batch)
+            self.accelerator.gather(loss.detach().repeat(len(batch["base"]))).mean().item()
+            self.accelerator.backward(loss)
+            if self.accelerator.sync_gradients:
+                self.accelerator.clip_grad_norm_(self.unet.parameters(), 1.0)
+            self._update()
+
+    def _update(self) -> None:
+        self.optimizer.step()
+        self.rate.step()
+        self.optimizer.zero_grad()
+
+    def _loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        with torch.no_grad():
+            if self.vae is None:
+                latent = batch["latent"]
+            else:
+                encoded = self.vae.encode(batch["picture"].to(self.dtype)).latent_dist
+                latent = encoded.sample() * self.vae.config.scaling_factor
+            context = batch["context"] if self.text is None else self.text(batch["tokens"])[0]
+        noise = torch.randn_like(latent)
+        times = torch.randint(0, self.noising.config.num_train_timesteps, (len(latent),))
+        noisy = self.noising.add_noise(latent, noise, times)
+        seen = torch.cat([noisy, batch["base"].to(noisy.dtype)], 1)
+        answer = self.unet(seen, times, context.to(noisy.dtype), return_dict=False)[0]
+        return torch.nn.functional.mse_loss(answer.float(), noise.float())
+
+
+def make_vae(sizes: Sizes):
+    """SD1.5's autoencoder with random weights, frozen."""
+    from diffusers import AutoencoderKL
+
+    channels = sizes.vae_channels
+    vae = AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * len(channels),
+        up_block_types=("UpDecoderBlock2D",) * len(channels),
+        block_out_channels=channels,
+        layers_per_block=2,
+        latent_channels=4,
+        sample_size=512,
+    )
+    return vae.eval().requires_grad_(False)
+
+
+def make_text_encoder(sizes: Sizes):
+    """The text half of CLIP ViT-L/14 with random weights, frozen."""
+    from transformers import CLIPTextConfig, CLIPTextModel
+
+    config = CLIPTextConfig(
+        vocab_size=49_408, hidden_size=768, intermediate_size=3072, num_hidden_layers=sizes.text_layers,
+        num_attention_heads=12, max_position_embeddings=TOKENS, projection_dim=768,
+    )
+    return CLIPTextModel(config).eval().requires_grad_(False)
+
+
+# ---- one process a variant ----------------------------------------------------------------------------------------
+
+
+def work(pipe, variant: Variant, sizes: Sizes, steps: int) -> None:
+    """In the child: for each True that comes, train a block and send its seconds; at False send the peak memory."""
+    from diffusers.utils import logging
+
+    logging.set_verbosity_error()  # casting the VAE warns about an empty list of modules
+    if sizes.threads:
+        torch.set_num_threads(sizes.threads)
+    with contextlib.suppress(EOFError, KeyboardInterrupt):  # the parent is gone
+        (run_ours if variant.ours else run_recipe)(pipe, variant, sizes, steps)
+
+
+def run_recipe(pipe, variant: Variant, sizes: Sizes, steps: int) -> None:
+    loop = RecipeLoop(variant, sizes)
+    while pipe.recv():
+        began = time.perf_counter()
+        for _ in range(steps):
+            loop.step()
+        pipe.send(time.perf_counter() - began)
+    pipe.send(peak_memory())
+
+
+def run_ours(pipe, variant: Variant, sizes: Sizes, steps: int) -> None:
+    def between(durations: list[float]) -> bool:
+        pipe.send(sum(durations))
+        return pipe.recv()
+
+    with tempfile.TemporaryDirectory(prefix="ref2v-bench-") as scratch:
+        dataset = make_latents(Path(scratch) / "latents", 2 * sizes.batch, sizes.side // 8)
+        shape = sizes.unet.model_dump(include={
+            "block_channels", "layers_per_block", "transformer_depth", "middle_depth", "heads",
+        })
+        settings = {"refiner": {"shape": shape}, "data": {"batch_size": sizes.batch}, "precision": variant.precision}
+        config = configure(
+            dataset, Path(scratch) / "run", settings, validation=NO_VALIDATION, epochs=100_000, device="cpu",
+            data={"repeats": 10_000},  # the one checkpoint, in the peak memory too, is the one that stopping writes
+        )
+        if not pipe.recv():
+            return
+        clock = StepClock(steps, between)
+        train(config, clock, clock.should_stop)
+        pipe.send(peak_memory())
+
+
+def peak_memory() -> float:
+    """Peak resident memory of this process in GiB; NaN where the system does not say."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return float("nan")
+    (kib,) = (int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+    return kib / 2**20
+
+
+class Worker:
+    """A variant in its process, stopped on leaving the `with`."""
+
+    def __init__(self, variant: Variant, sizes: Sizes, steps: int):
+        context = multiprocessing.get_context("spawn")  # a forked child would start with the parent's memory
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=work, args=(theirs, variant, sizes, steps), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.pipe.close()
+        self.process.join(30)
+        self.process.terminate()
+        self.process.join()
+
+    def block(self) -> float:
+        """Seconds of one more block."""
+        self.pipe.send(True)
+        return self.pipe.recv()
+
+    def finish(self) -> float:
+        """End it; peak memory in GiB."""
+        self.pipe.send(False)
+        return self.pipe.recv()
+
+
+def compare(
+    reference: Variant, variant: Variant, sizes: Sizes, *, blocks: int, steps: int
+) -> tuple[list[float], float]:
+    """(the reference's seconds over the variant's, block by block; the variant's peak memory over the reference's)."""
+    with Worker(reference, sizes, steps) as a, Worker(variant, sizes, steps) as b:
+        a.block(), b.block()  # warm up
+        faster = [a.block() / b.block() for _ in range(blocks)]
+        return faster, b.finish() / a.finish()
+
+
+# ---- the table ----------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--blocks", type=int, default=5, help="repetitions of each pair")
+    parser.add_argument("--steps", type=int, default=2, help="steps of a block")
+    parser.add_argument("--side", type=int, default=Sizes.side, help="side of the pictures in pixels")
+    parser.add_argument("--batch", type=int, default=Sizes.batch)
+    parser.add_argument("--threads", type=int, default=0, help="default: torch's own choice")
+    parser.add_argument("--tiny", action="store_true", help="small networks: does the script work? Never written")
+    parser.add_argument("--write", action="store_true", help="replace this section of RESULTS.md")
+    options = parser.parse_args()
+    if options.tiny and options.write:
+        parser.error("--tiny measures nothing worth writing")
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    sizes = Sizes(options.side, options.batch, options.threads, options.tiny)
+    rows = []
+    for name, reference, variant, goal in PAIRS:
+        print(f"{name} ...", end=" ", flush=True)
+        faster, memory = compare(reference, variant, sizes, blocks=options.blocks, steps=options.steps)
+        print(f"{median(faster):.2f}", flush=True)
+        rows.append([name, spread(faster, 2), goal, f"{memory:.2f}"])
+    body = "\n".join(
+        [
+            "### Training step against a diffusers recipe",
+            "",
+            f"{'Tiny networks, of no meaning' if options.tiny else 'sd15-half'}, batch {options.batch}, "
+            f"{options.side} px. Steps per second over the recipe's of the same row, median (min..max) of "
+            f"{options.blocks} interleaved blocks of {options.steps} steps; peak resident memory over the recipe's.",
+            "",
+            table(["variant", "steps/s over the recipe's", "goal", "peak memory"], rows),
+            "",
+            "How far this carries: the work of VAE and UNet grows about alike with the pictures' area, so the gain of "
+            "cached latents carries over to larger pictures. The text encoder's and AdamW's does not grow with it: "
+            f"at 768 px they weigh {(768 / options.side) ** 2:.0f} times less against the rest than here.",
+            "",
+            machine(),
+        ]
+    )
+    report("diffusers_recipe", body, write=options.write)
+
+
+if __name__ == "__main__":
+    main()
