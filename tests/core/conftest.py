@@ -65,8 +65,8 @@ def blurred(z: torch.Tensor) -> torch.Tensor:
 def write_dataset(
     folder: Path,
     *,
-    pairs: int = 10,
-    held_out: int = 2,
+    pairs: int = 9,
+    held_out: int = 1,
     side: int = 16,
     base_of: Callable[[torch.Tensor], torch.Tensor] = blurred,
     latent: dict = PIXELS,
@@ -116,7 +116,7 @@ def configuration(dataset: Path, run: Path, **changes) -> TrainConfig:
 
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory) -> Path:
-    """8 training and 2 held-out pixel pairs of 16 x 16."""
+    """8 training pairs and a held-out one, pixels of 16 x 16."""
     return write_dataset(tmp_path_factory.mktemp("core") / "pairs")
 
 
