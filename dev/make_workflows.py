@@ -25,7 +25,7 @@ from tests.host.server import HostServer  # noqa: E402
 
 WORKFLOWS = ROOT / "workflows"
 HOST = Path(os.environ.get("REF2V_HOST") or ROOT / ".dev" / "host" / "ComfyUI")
-THUMBNAIL = (640, 400)
+THUMBNAIL = (800, 600)
 
 # Loads an API file and lays it out. Returns what "Save" and "Export (API)" give.
 BUILD = """
@@ -78,7 +78,7 @@ async ({name, api, layout}) => {
         top = bottom + GAP * 1.5
     }
     app.canvas.ds.scale = 0.7
-    app.canvas.ds.offset = [40, 40]
+    app.canvas.ds.offset = [110, 190]  // what a person sees first: all that the side bar and the tabs leave free
     graph.setDirtyCanvas(true, true)
     const {output, workflow} = await app.graphToPrompt()
     return JSON.stringify({output, workflow})  // as the front end writes it: without what is undefined
@@ -99,6 +99,8 @@ FIT = """
         (margin + (height - (y1 - y0) * scale) / 2) / scale - y0,
     ]
     app.graph.setDirtyCanvas(true, true)
+    const [left, top] = [x0, y0].map((at, i) => (at + app.canvas.ds.offset[i]) * scale)
+    return {x: left, y: top, width: (x1 - x0) * scale, height: (y1 - y0) * scale}
 }
 """
 
@@ -142,9 +144,9 @@ def make(page, name: str):
 
     page.set_viewport_size({"width": 2560, "height": 1600})  # on a smaller one, titles and values are left out
     page.wait_for_timeout(300)
-    page.evaluate(FIT, 12)
+    place = page.evaluate(FIT, 12)
     page.wait_for_timeout(1000)
-    shot = Image.open(BytesIO(page.screenshot())).convert("RGB")
+    shot = Image.open(BytesIO(page.screenshot(clip=place))).convert("RGB")
     shot.thumbnail(THUMBNAIL)
     shot.save(WORKFLOWS / f"{name}.jpg", quality=85, optimize=True)
     print(f"{name}: {len(exported)} nodes", flush=True)

@@ -42,9 +42,7 @@ Layout = list[list[Group]]
 
 READ_ME = "Read me"
 
-REPORTS = 260  # heights that hold what comes when a node has run
-PICTURE = 320
-WIDE_PICTURE = 300
+PICTURE = 320  # holds what comes when a node has run
 
 PICTURES_NOTE = """\
 **The pictures** are those in `input/ref2v_demo`. Put your own there, or name another folder inside `input`.
@@ -84,16 +82,21 @@ def _make_base(first: int) -> Group:
 
 
 def _results(first: int) -> Group:
-    decode, save = Node(first), Node(first + 1, height=PICTURE, width=500)
+    decode, save = Node(first), Node(first + 1, height=PICTURE)
     stitches = [Node(first + 2, collapsed=True), Node(first + 3, collapsed=True)]
-    return Group("What came out", [[decode, *stitches], [save, Node(first + 4, height=WIDE_PICTURE, width=500)]])
+    return Group("What came out", [[decode, *stitches], [save], [Node(first + 4, height=PICTURE, width=800)]])
 
 
 _BUILD_AND_TRAIN = [
     Group(
         "1. Pairs of base and target",
         [
-            [Node(1), Node(2), Note("The pictures", PICTURES_NOTE, height=190)],
+            [
+                Node(1),
+                Node(2),
+                Note("The pictures", PICTURES_NOTE, height=170),
+                Note("Training", TRAIN_NOTE, height=180),
+            ],
             [Node(3, height=640)],
             [Node(5, height=640, width=420)],
         ],
@@ -103,7 +106,6 @@ _BUILD_AND_TRAIN = [
         [
             [Node(4, height=640)],
             [Node(6, height=300, width=560), Node(7, height=300, width=560)],
-            [Note("Training", TRAIN_NOTE, height=230)],
         ],
     ),
 ]
@@ -114,8 +116,8 @@ LAYOUTS: dict[str, Layout] = {
         [
             _make_base(1),
             Group("Refine it", [[Note(READ_ME, REFINE_NOTE, height=260), Node(6), Node(7)], [Node(8)]]),
-            _results(9),
-        ]
+        ],
+        [_results(9)],
     ],
     "train_and_refine": [
         _BUILD_AND_TRAIN,
@@ -136,8 +138,8 @@ LAYOUTS: dict[str, Layout] = {
                     [Node(14)],
                 ],
             ),
-            _results(15),
         ],
+        [_results(15)],
     ],
     "refine_split": [
         [
@@ -162,8 +164,8 @@ LAYOUTS: dict[str, Layout] = {
                     [Node(10)],
                 ],
             ),
-            _results(11),
-        ]
+        ],
+        [_results(11)],
     ],
     "refine_custom_sampler": [
         [
@@ -185,8 +187,8 @@ LAYOUTS: dict[str, Layout] = {
                     [Node(8), Node(9), Node(10)],
                 ],
             ),
-            _results(11),
-        ]
+        ],
+        [_results(11)],
     ],
     "train_from_model": [
         [
@@ -203,6 +205,14 @@ LAYOUTS: dict[str, Layout] = {
                             "use them.\n\nCaptions: a `.txt` file of the same name beside each picture.",
                             height=230,
                         ),
+                        Note(
+                            "Training",
+                            "*auto* takes half the width of SD 1.5 or SDXL: about a quarter of the parameters. This "
+                            "needs a GPU.\n\nA refiner above 30 % of its base's size is refused, unless you allow it "
+                            'with `{"refiner": {"allow_larger": true}}` in *options*.\n\nThen use it with the '
+                            "workflow *generate_and_refine*.",
+                            height=260,
+                        ),
                     ],
                     [Node(3, height=640)],
                     [Node(5, height=640, width=420)],
@@ -213,16 +223,6 @@ LAYOUTS: dict[str, Layout] = {
                 [
                     [Node(4, height=640)],
                     [Node(6, height=300, width=560), Node(7, height=300, width=560)],
-                    [
-                        Note(
-                            "Training",
-                            "*auto* takes half the width of SD 1.5 or SDXL: about a quarter of the parameters. This "
-                            "needs a GPU.\n\nA refiner above 30 % of its base's size is refused, unless you allow it "
-                            'with `{"refiner": {"allow_larger": true}}` in *options*.\n\nThen use it with the '
-                            "workflow *generate_and_refine*.",
-                            height=260,
-                        )
-                    ],
                 ],
             ),
         ]
@@ -246,14 +246,17 @@ LAYOUTS: dict[str, Layout] = {
                     [Node(7)],
                 ],
             ),
+        ],
+        [
             Group(
                 "What came out",
                 [
                     [Node(8), Node(9), Node(11, collapsed=True)],
-                    [Node(10, height=PICTURE, width=500), Node(12, height=WIDE_PICTURE, width=500)],
+                    [Node(10, height=PICTURE, width=500)],
+                    [Node(12, height=PICTURE, width=800)],
                 ],
-            ),
-        ]
+            )
+        ],
     ],
     "train_from_pairs": [
         [

@@ -1,0 +1,87 @@
+"""Every name and tooltip of every node, in English and in Chinese."""
+
+import json
+import re
+import sys
+
+import pytest
+
+from tests.host.server import PACK, PACK_NAME
+
+sys.path.append(str(PACK / "dev"))
+from make_english import SPECIAL, english, node_definitions  # noqa: E402
+
+LANGUAGES = sorted(folder.name for folder in (PACK / "locales").iterdir())
+
+
+def locale(language: str, file: str) -> dict:
+    return json.loads((PACK / "locales" / language / f"{file}.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def nodes(host) -> dict:
+    """The locale entries that the nodes themselves ask for, in English."""
+    return node_definitions(host.object_info())
+
+
+def leaves(entry: dict, prefix: str = "") -> dict[str, str]:
+    """{"inputs.base.tooltip": text, ...}, in order."""
+    found = {}
+    for key, value in entry.items():
+        found |= leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+def test_there_are_both_languages():
+    assert LANGUAGES == ["en", "zh"]
+
+
+def test_chinese_has_a_name_and_a_tooltip_for_everything(nodes):
+    # both ways: nothing is missing, and nothing is left over from a node that changed
+    assert sorted(leaves(locale("zh", "nodeDefs"))) == sorted(leaves(nodes))
+
+
+def test_english_is_what_the_nodes_say(nodes):
+    assert all(text.strip() for text in leaves(nodes).values())
+    assert locale("en", "nodeDefs") == english(nodes), "run dev/make_english.py"
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_no_text_holds_a_sign_that_some_front_ends_read_as_their_own(language):
+    for file in ("nodeDefs", "main"):
+        texts = leaves(locale(language, file)).values()
+        assert all(text.strip() and not SPECIAL & set(text) for text in texts)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_inputs_stand_in_the_order_of_the_node(nodes, language):
+    for name, entry in locale(language, "nodeDefs").items():
+        assert list(entry["inputs"]) == list(nodes[name]["inputs"]), name
+
+
+def test_chinese_is_chinese_and_speaks_of_the_same_words():
+    english, chinese = (leaves(locale(language, "nodeDefs")) for language in ("en", "zh"))
+    for key, text in chinese.items():
+        if key not in english:  # left out for a sign in it, see make_english.py
+            continue
+        if key.endswith(("tooltip", "description", "display_name")):
+            assert re.search("[\u4e00-\u9fff]", text), f"{key}: {text}"
+        # values that a person types or picks stay as they are
+        for word in ("sd15-half", "start over", "models/refiners", "refiner.safetensors", "bf16"):
+            assert (word in english[key]) == (word in text), f"{key} and the word {word}"
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_categories_and_types_have_a_name(host, language):
+    ours = [node for node in host.object_info().values() if PACK_NAME in node["python_module"]]
+    parts = {part for node in ours for part in node["category"].split("/")}
+    assert set(locale(language, "main")["nodeCategories"]) == parts
+    assert set(locale(language, "main")["dataTypes"]) == {kind for n in ours for kind in n["output"] if "REF2V" in kind}
+
+
+def test_host_serves_them(host):
+    served = host.get("/i18n")
+    assert set(LANGUAGES) <= set(served)
+    for language in LANGUAGES:
+        for name, entry in locale(language, "nodeDefs").items():
+            assert served[language]["nodeDefs"][name] == entry
