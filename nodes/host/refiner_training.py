@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ _OWN_INPUTS = {
     "seed": "seed",
 }
 _SECONDS_BETWEEN_TEXTS = 1.0
+_trained: Counter[str] = Counter()  # how often this process has finished a run of each name; see fingerprint()
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,7 @@ def train_refiner(node_id: str | None, if_run_exists: str, **inputs: Any) -> Tra
         raise
     if result.status == "stopped":
         stop_as_interrupted()
+    _trained[config.run.name] += 1
     return _hand_on(result, observer)
 
 
@@ -235,12 +238,15 @@ def fingerprint(run_name: str | None, dataset: str | None, **constants: Any) -> 
     """A text that changes when the node must run again: an input, the run's folder, or the dataset's index changed.
 
     So a finished run is found finished when it is queued again, and a deleted file trains again. Linked inputs are
-    None here; what they bring is part of the host's own key.
+    None here; what they bring is part of the host's own key. The count of finished runs is in it since a run that was
+    trained and then deleted, folder and all, would otherwise look as before, and the host's cache would hand out the
+    path of nothing.
     """
     seen: list[Any] = [run_name, dataset, sorted(constants.items(), key=lambda item: item[0])]
     try:
         if run_name is not None:
             folder = run_folder(run_name)
+            seen.append(_trained[folder.name])
             seen += [_content(folder / name) for name in ("config.json", "status.json")]
             seen += [_stamp(folder / name) for name in ("refiner.safetensors", "report.json")]
         if dataset is not None:

@@ -53,7 +53,10 @@ def save_refiner(path: Path, weights: dict[str, Tensor], empty: dict[str, Tensor
     metadata = {"ref2v": json.dumps(meta.model_dump(mode="json"), sort_keys=True)}
     beside = path.with_name(path.name + ".partial")
     try:
+        beside.touch()
+        mode = beside.stat().st_mode  # what the user's umask gives; safetensors makes files that only the owner reads
         save_file(tensors, beside, metadata)
+        beside.chmod(mode)
         with open(beside, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(beside, path)
