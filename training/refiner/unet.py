@@ -76,7 +76,7 @@ class UNetConfig(BaseModel):
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # About 1 M parameters: the size that learns something on a CPU in minutes. Not narrower than 64: with 32 channels in
+    # About 1 M parameters: the size that learns something on a CPU in minutes. Not narrower: with 32 channels in
     # GroupNorm's 32 groups each channel is normalised alone, so that the network cannot tell a smooth picture from a
     # rough one; at the same cost it came out 2 dB worse after 8 steps, worst on smooth pictures.
     "pixel-small": dict(
