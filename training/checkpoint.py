@@ -111,11 +111,13 @@ def restore_optimizer(
     optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter], tensors: dict[str, Tensor]
 ) -> None:
     """The inverse of optimizer_tensors."""
+    # AdamW keeps its moments beside the parameter, and its step counter there too where a kernel on the device reads it
+    counts_on_device = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
     for key, value in tensors.items():
         name, _, state = key.rpartition("/")
         parameter = parameters[name]
-        # AdamW keeps its step counter on the CPU, its moments beside the parameter
-        optimizer.state[parameter][state] = value if state == "step" else value.to(parameter.device)
+        stays = state == "step" and not counts_on_device
+        optimizer.state[parameter][state] = value if stays else value.to(parameter.device)
 
 
 def _sync(path: Path) -> None:

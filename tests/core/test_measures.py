@@ -50,6 +50,22 @@ def test_ssim_of_two_flat_pictures_is_its_luminance_term():
     assert found == pytest.approx((2 * a * b + 1e-4) / (a**2 + b**2 + 1e-4), abs=1e-4)
 
 
+def test_ssim_is_that_of_the_paper():
+    """Equation 13 in a Gaussian window of 11 x 11, sigma 1.5, averaged where the window fits (Wang et al. 2004)."""
+    x, y = noise(3, 24, 30).double(), noise(3, 24, 30, seed=1).double()
+    line = torch.exp(-((torch.arange(11, dtype=torch.float64) - 5) ** 2) / (2 * 1.5**2))
+    window = (torch.outer(line, line) / line.sum() ** 2)[None, None]
+
+    def mean(values):
+        return functional.conv2d(values[:, None], window)[:, 0]
+
+    mx, my = mean(x), mean(y)
+    vx, vy, vxy = mean(x * x) - mx**2, mean(y * y) - my**2, mean(x * y) - mx * my
+    c1, c2 = 0.01**2, 0.03**2
+    expected = (2 * mx * my + c1) * (2 * vxy + c2) / ((mx**2 + my**2 + c1) * (vx + vy + c2))
+    assert metrics.ssim(x.float(), y.float()) == pytest.approx(float(expected.mean()), abs=1e-5)
+
+
 @pytest.mark.parametrize("height, width", [(8, 8), (7, 20), (10, 64), (11, 11)])
 def test_pictures_smaller_than_the_window_are_measured_too(height, width):
     target = noise(3, height, width)

@@ -172,6 +172,16 @@ def test_a_header_length_that_looks_like_a_pickle_is_no_pickle(tmp_path, header)
     assert load_meta(path) == meta()
 
 
+@pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX's")
+def test_the_file_can_be_read_by_those_whom_the_umask_lets(tmp_path):
+    before = os.umask(0o022)
+    try:
+        save_refiner(tmp_path / "refiner.safetensors", weights(), EMPTY, meta())
+    finally:
+        os.umask(before)
+    assert (tmp_path / "refiner.safetensors").stat().st_mode & 0o777 == 0o644
+
+
 # ---- a write that fails ---------------------------------------------------------------------------------------------
 
 

@@ -154,6 +154,21 @@ def test_a_run_killed_while_it_saves_goes_on_to_the_same_bytes(configure, watch,
     assert sorted(os.listdir(folder / "checkpoints")) == ["step-00000008", "step-00000012"]
 
 
+def test_a_stop_while_the_result_is_measured_is_heard_and_made_up_for(configure, watch, whole_run):
+    class Impatient(watch):
+        def should_stop(self):
+            return any("Measuring" in text for text in self.messages)
+
+    stopped = Impatient().train(configure())
+    assert stopped.status == "stopped" and status(stopped.folder)["state"] == "stopped"
+    assert not (stopped.folder / "report.json").exists()
+    second = watch()
+    result = second.train(configure())
+    assert result.status == "done" and second.steps == []
+    assert result.report["evaluation"]["pairs"] == 1
+    assert result.refiner.read_bytes() == whole_run[0].refiner.read_bytes()
+
+
 def test_a_run_killed_before_its_report_is_not_taken_for_finished(configure, watch, whole_run, monkeypatch):
     from training import report
 

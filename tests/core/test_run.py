@@ -8,12 +8,16 @@ import torch
 from PIL import Image
 
 from training.config import TrainConfig
+from training.data.batches import BatchSource
+from training.data.seeds import seeded_generator
+from training.data.shards import RefinerDataset
 from training.errors import BadInput
 from training.journal import read as read_journal
 from training.optim.schedule import warmup_cosine
 from training.refiner import flow
 from training.refiner.file import load_meta, load_refiner
 from training.refiner.model import Refiner
+from training.refiner.unet import build_unet
 
 ATTENTION = {
     "block_channels": [32], "layers_per_block": 1, "transformer_depth": [1], "middle_depth": 1, "heads": [1],
@@ -39,6 +43,64 @@ def test_a_refiner_learns_to_come_nearer_to_its_targets(configure, watch, build_
     assert measures["1 step"]["psnr"] > measures["base"]["psnr"] + 2
     losses = result.report["evaluation"]["loss_per_sigma"].values()
     assert all(0 < loss < 0.7 for loss in losses)
+
+
+def test_a_run_equals_a_loop_written_by_hand(configure, watch, dataset):
+    """The same mathematics in the plainest form: gradients of one step, clipped; decay on kernels only; the average."""
+    config = configure(epochs=2, optimizer__weight_decay=0.1, optimizer__clip_norm=0.05, validation__pictures=0)
+    trained = load_refiner(watch().train(config).refiner)[0]
+
+    data = RefinerDataset.open(dataset)
+    s = data.residual_rms
+    c_v = math.sqrt(2) * s
+    torch.manual_seed(config.seed)
+    net = build_unet(load_meta(config.run / "refiner.safetensors").unet)
+    averaged = {name: p.detach().clone() for name, p in net.named_parameters()}
+    moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in net.named_parameters()}
+    source = BatchSource(dataset, batch_size=2, seed=config.seed)
+    for step in range(8):
+        batch = source[step]
+        z, b = batch["z"], batch["b"]
+        generator = seeded_generator(config.seed, "noise", step)
+        e = torch.randn(z.shape, generator=generator)
+        t = flow.draw_times(2, flow.sigmas(8)[:-1], 0.5, generator)
+        x = (1 - t)[:, None, None, None] * z + t[:, None, None, None] * (b + s * e)
+        output = net(torch.cat([x, b], 1), 1000 * t, encoder_hidden_states=torch.zeros(2, 1, 8)).sample
+        net.zero_grad()
+        ((output - (b + s * e - z) / c_v) ** 2).mean().backward()
+        norm = math.sqrt(sum(float(p.grad.double().square().sum()) for p in net.parameters()))
+        assert norm > 0.05 or step == 0  # the clipping is in play
+        rate = 3e-3 * warmup_cosine(step, 2, 8)
+        for name, p in net.named_parameters():
+            m, v = moments[name]
+            g = p.grad * min(1, 0.05 / norm)
+            m.lerp_(g, 0.1)
+            v.lerp_(g * g, 0.01)
+            decay = 0.1 if p.ndim > 1 else 0.0
+            with torch.no_grad():
+                p -= rate * decay * p
+                p -= rate * (m / (1 - 0.9 ** (step + 1))) / ((v / (1 - 0.99 ** (step + 1))).sqrt() + 1e-8)
+                d = min(0.9, (1 + step) / (10 + step))
+                averaged[name] = d * averaged[name] + (1 - d) * p
+    for name, tensor in averaged.items():
+        torch.testing.assert_close(trained[name], tensor, rtol=1e-3, atol=2e-5)
+
+
+def test_every_micro_step_has_noise_and_times_of_its_own(configure, watch, monkeypatch, tmp_path):
+    seen, state = [], flow.state
+
+    def look(z, b, e, t, s):
+        seen.append((e.flatten().tolist(), t.tolist()))
+        return state(z, b, e, t, s)
+
+    monkeypatch.setattr(flow, "state", look)
+    for seed in (0, 1):
+        watch().train(configure(run=tmp_path / f"run-{seed}", seed=seed, **BRIEF))
+        seen = seen[: 4 * (seed + 1)]  # what the evaluation asked for is not training
+    assert len(seen) == 8
+    assert len({tuple(e) for e, _ in seen}) == 8 and len({tuple(t) for _, t in seen}) == 8
+    noise = torch.tensor([e for e, _ in seen])
+    assert abs(float(noise.mean())) < 0.03 and float(noise.std()) == pytest.approx(1, abs=0.03)
 
 
 def test_a_run_leaves_everything_that_a_person_needs(whole_run):
