@@ -66,6 +66,7 @@ def write(
         # without held-out pairs the figures are those of pairs that the refiner was trained on, and say so
         "evaluation": {
             "on": "held-out pairs" if held_out else "training pairs (none were held out)",
+            "precision": config.precision,
             **measured.as_json(),
         },
         "machine": {

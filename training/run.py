@@ -193,7 +193,7 @@ def train(
 
         # ---- evaluation and report ---------------------------------------------------------------------------------
         observer.on_message("Trained. Measuring the held-out pairs.")
-        averaged = Refiner(ema.net, plan.s, plan.c_v)
+        averaged = Refiner(ema.net, plan.s, plan.c_v, plan.autocast)
         measured = _evaluate(averaged, plan, data, config, data.held_out or data.train[:4], should_stop=should_stop)
         if should_stop():  # the last step is in a checkpoint: queued again, the run goes on right here
             return stopped()
