@@ -52,7 +52,7 @@ one side.
 """
 
 TRAIN_NOTE = """\
-**About 4 minutes on 2 CPU cores**; the node shows the loss curve and held-out pictures in turn.
+**About 6 minutes on 2 CPU cores**; the node shows the loss curve and held-out pictures in turn.
 
 All files are in `output/refiners/ref2v_demo`: the refiner, `report.json`, `grid.png`.
 

@@ -24,8 +24,8 @@ WORDS = {
         "steps": "refiner, {}",
         "cores": "{cores} CPU cores",
         "after": (
-            "*Spectrum distance* sees missing detail, which PSNR and SSIM reward: soft is safe. One step is the more "
-            "faithful picture, eight steps the one with the right amount of detail."
+            "*Spectrum distance* sees missing detail; PSNR and SSIM do not, they reward softness. One step gives the "
+            "more faithful picture, eight steps the one with the right amount of detail."
         ),
     },
     "README.zh.md": {
@@ -38,9 +38,7 @@ WORDS = {
         "names": {"base": "基底", "sharpening": "最佳固定锐化滤波器"},
         "steps": "精炼器，{} 步",
         "cores": " {cores} 核 CPU ",
-        "after": (
-            "*频谱距离*能看出细节的缺失，而 PSNR 和 SSIM 偏袒柔和的画面：柔和最保险。一步更忠实，八步的细节量最合适。"
-        ),
+        "after": ("*频谱距离*能看出细节的缺失，而 PSNR 和 SSIM 偏袒柔和的画面。一步更忠实，八步的细节量最合适。"),
     },
 }
 
