@@ -38,8 +38,9 @@ def front_end(host: HostClient, *, locale: str = "en-US", first_visit: bool = Fa
         browser = playwright.chromium.launch(executable_path=find_chromium(), args=FLAGS)
         try:
             page = browser.new_page(locale=locale, viewport={"width": 1600, "height": 1000})
+            page.set_default_timeout(120_000)  # without a GPU and on a busy machine a frame can take seconds
             page.goto(host.url)
-            page.wait_for_function(READY, timeout=60_000)
+            page.wait_for_function(READY)
             # It is opened after the nodes are registered, and would replace what a test has loaded before.
             page.wait_for_function(TEMPLATES_OPEN if first_visit else "() => app.graph.nodes.length > 0")
             yield page
