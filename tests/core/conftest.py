@@ -21,6 +21,15 @@ SHAPE = {
 }
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Networks this small gain nothing from a second thread, and on a busy machine wait for it a hundred times over."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 class Watcher:
     """An observer that remembers, and stops the run where it is told to."""
 
@@ -144,6 +153,12 @@ def whole_run(dataset, tmp_path_factory):
     watcher = Watcher(pictures=True)
     result = watcher.train(configuration(dataset, tmp_path_factory.mktemp("core") / "whole"))
     return result, watcher
+
+
+@pytest.fixture
+def environment():
+    """For runs in a process of their own: as many threads as here, since sums in another order differ in their bits."""
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture

@@ -40,13 +40,16 @@ def config_file(configure, tmp_path):
     return write
 
 
-def test_ctrl_c_leaves_a_run_that_a_second_start_finishes_to_the_same_bytes(config_file, configure, whole_run):
+def test_ctrl_c_leaves_a_run_that_a_second_start_finishes_to_the_same_bytes(
+    config_file, configure, whole_run, environment
+):
     """As at a terminal, the signal goes to the loader's workers too."""
     path = config_file(data__workers=2, validation__pictures=0)
     folder = configure().run
     process = subprocess.Popen(
         [sys.executable, "-c", SLOWED_DOWN, "train", "--config", str(path)],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env=environment,
     )
     journal = folder / "metrics.jsonl"
     deadline = time.monotonic() + 120
@@ -66,7 +69,7 @@ def test_ctrl_c_leaves_a_run_that_a_second_start_finishes_to_the_same_bytes(conf
     # the run's own config.json starts it again, and another process gives the bytes of the one in this process
     second = subprocess.run(
         [sys.executable, "-m", "training", "train", "--config", str(folder / "config.json")],
-        cwd=ROOT, capture_output=True, text=True, timeout=240,
+        cwd=ROOT, capture_output=True, text=True, timeout=240, env=environment,
     )
     assert second.returncode == 0, second.stderr
     assert second.stdout.strip().splitlines()[-1] == str(folder / "refiner.safetensors")

@@ -138,9 +138,9 @@ train(TrainConfig.parse(sys.argv[2]))
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="Windows has no SIGKILL")
-def test_a_run_killed_while_it_saves_goes_on_to_the_same_bytes(configure, watch, whole_run):
+def test_a_run_killed_while_it_saves_goes_on_to_the_same_bytes(configure, watch, whole_run, environment):
     command = [sys.executable, "-c", KILLED_IN_A_CHECKPOINT, str(ROOT), configure().to_json()]
-    assert subprocess.run(command, capture_output=True).returncode == -signal.SIGKILL
+    assert subprocess.run(command, capture_output=True, env=environment).returncode == -signal.SIGKILL
     folder = configure().run
     assert os.listdir(folder / "checkpoints").count("step-00000004") == 1
     assert not (folder / "checkpoints" / "step-00000008").exists()

@@ -105,7 +105,7 @@ def test_every_micro_step_has_noise_and_times_of_its_own(configure, watch, monke
 
 def test_a_run_leaves_everything_that_a_person_needs(whole_run):
     result, _ = whole_run
-    found = {path.name for path in result.folder.iterdir()}
+    found = {path.name for path in result.folder.iterdir() if not path.name.startswith(".")}
     assert found == {
         "refiner.safetensors", "report.json", "loss.png", "grid.png", "config.json", "status.json", "metrics.jsonl",
         "checkpoints", "tensorboard", "validation",
