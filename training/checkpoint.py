@@ -36,6 +36,8 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
     from safetensors.torch import save_file
 
     final = folder / f"step-{checkpoint.step:08d}"
+    if _is_whole(final):  # a run of this folder has the same content at the same step
+        return final
     beside = folder / f".{final.name}.partial"
     try:
         shutil.rmtree(beside, ignore_errors=True)
@@ -49,7 +51,7 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
         state = beside / "state.json"
         state.write_text(json.dumps({"step": checkpoint.step, "files": sizes, **checkpoint.state}, sort_keys=True))
         _sync(state)
-        if final.exists():  # the same step once more, after a resume: the same content
+        if final.exists():  # not whole, or it would have been left as it is
             shutil.rmtree(final)
         os.replace(beside, final)
     except (OSError, SafetensorError) as error:
@@ -76,24 +78,40 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     return None, passed_over
 
 
-def _load(path: Path) -> Checkpoint:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+def _is_whole(path: Path) -> bool:
+    try:
+        _read_state(path)
+    except BadInput:
+        return False
+    return True
 
+
+def _read_state(path: Path) -> dict[str, Any]:
+    """state.json of a checkpoint whose tensor files have the sizes that it says; BadInput otherwise."""
     try:
         state = json.loads((path / "state.json").read_text())
-        tensors = {}
         for name in TENSOR_FILES:
             file = path / f"{name}.safetensors"
             expected, found = state["files"][file.name], file.stat().st_size
             if expected != found:
                 raise BadInput(f"{path.name} passed over: {file.name} has {found:,} bytes instead of {expected:,}.")
-            tensors[name] = load_file(file)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        if isinstance(error, BadInput):
-            raise
+    except BadInput:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadInput(f"{path.name} passed over: it is not whole ({error}).") from error
-    return Checkpoint(step=state["step"], state=state, **tensors)
+    return state
+
+
+def _load(path: Path) -> Checkpoint:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    state = _read_state(path)
+    try:
+        tensors = {name: load_file(path / f"{name}.safetensors") for name in TENSOR_FILES}
+        return Checkpoint(step=state["step"], state=state, **tensors)
+    except (OSError, KeyError, SafetensorError) as error:
+        raise BadInput(f"{path.name} passed over: it is not whole ({error}).") from error
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, names: dict[nn.Parameter, str]) -> dict[str, Tensor]:

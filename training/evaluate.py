@@ -7,6 +7,7 @@ measured, and the pictures are the dataset's linear preview.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,7 @@ from .refiner.model import Refiner
 
 STEP_COUNTS = (1, 2, 4, 8, 16)
 FILTER_SIZE = 9
+FILTER_PAIRS, FILTER_CROP = 200, 256  # enough for 81 numbers, and a bound on the memory of the fit
 
 
 @dataclass
@@ -139,15 +141,15 @@ def _rms(x: Tensor) -> float:
 
 
 def fit_sharpening(data: RefinerDataset, crop: int | None, size: int = FILTER_SIZE) -> Tensor:
-    """The best fixed `size` x `size` filter: least squares from base to target over the training pairs. [size, size]
+    """The best fixed `size` x `size` filter: least squares from base to target over training pairs. [size, size]
 
     No fixed linear filter of that size can do better on them (Wiener's filter, in its empirical form), so what a
     refiner gains beyond it is not mere sharpening.
     """
     gram = torch.zeros(size * size, size * size, dtype=torch.float64)
     cross = torch.zeros(size * size, dtype=torch.float64)
-    for index in data.train:
-        z, b = centre_crop(data.read(index), crop)
+    for index in data.train[:: math.ceil(len(data.train) / FILTER_PAIRS)]:
+        z, b = centre_crop(data.read(index), min(crop or FILTER_CROP, FILTER_CROP))
         windows = functional.unfold(_padded(b, size)[:, None], size).double()  # [3, size^2, h w]
         gram += torch.einsum("cin,cjn->ij", windows, windows)
         cross += torch.einsum("cin,cn->i", windows, z.flatten(1).double())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ class Journal:
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=resume_step + 1)
 
     def write(self, step: int, **values: float) -> None:
-        line = {"step": step, **values}
+        # JSON knows no infinity: the gradient norm of a step that fp16 skipped becomes null
+        line = {"step": step, **{name: v if math.isfinite(v) else None for name, v in values.items()}}
         self.lines.append(line)
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
@@ -36,7 +38,7 @@ class Journal:
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """(steps, values) of one quantity."""
-        found = [(line["step"], line[name]) for line in self.lines if name in line]
+        found = [(line["step"], line[name]) for line in self.lines if line.get(name) is not None]
         return [step for step, _ in found], [value for _, value in found]
 
     def close(self) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 
 def psnr(picture: Tensor, target: Tensor) -> float:
-    """Peak signal-to-noise ratio in dB of [C, H, W] pictures in [0, 1]."""
-    from skimage.metrics import peak_signal_noise_ratio
-
-    return float(peak_signal_noise_ratio(target.numpy(), picture.numpy(), data_range=1.0))
+    """Peak signal-to-noise ratio in dB of [C, H, W] pictures in [0, 1]; 100 dB at most, where both are the same."""
+    error = float((picture.double() - target.double()).square().mean())
+    return -10 * math.log10(max(error, 1e-10))
 
 
 def ssim(picture: Tensor, target: Tensor) -> float:

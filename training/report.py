@@ -60,8 +60,8 @@ def write(
             "steps_in_this_session": steps_here,
             "seconds": round(seconds, 1),
             "seconds_per_step": round(seconds / max(plan.total_steps, 1), 4),
-            "first_loss": losses[0],
-            "last_loss": sum(losses[-20:]) / len(losses[-20:]),
+            "first_loss": losses[0] if losses else None,  # None where somebody deleted metrics.jsonl
+            "last_loss": sum(losses[-20:]) / len(losses[-20:]) if losses else None,
         },
         # without held-out pairs the figures are those of pairs that the refiner was trained on, and say so
         "evaluation": {

@@ -108,8 +108,18 @@ def test_the_rename_is_the_last_thing(folder, monkeypatch):
     assert seen == [(files, False)] and len(synced) == 4
 
 
-def test_saving_the_same_step_again_replaces_it(folder):
-    checkpoints.save(folder, state(5, fill=1), keep=2)
+def test_a_whole_checkpoint_of_the_same_step_is_not_touched(folder):
+    """A kill between its removal and the rename would lose the only one; a run has the same content there anyway."""
+    kept = checkpoints.save(folder, state(5, fill=1), keep=1)
+    before = (kept / "weights.safetensors").stat().st_ino
+    checkpoints.save(folder, state(5, fill=2), keep=1)
+    assert (kept / "weights.safetensors").stat().st_ino == before
+    assert float(checkpoints.load_newest(folder)[0].weights["w"][0, 0]) == 1
+
+
+def test_a_damaged_checkpoint_of_the_same_step_is_replaced(folder):
+    damaged = checkpoints.save(folder, state(5, fill=1), keep=2) / "weights.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
     checkpoints.save(folder, state(5, fill=2), keep=2)
     assert steps(folder) == [5] and float(checkpoints.load_newest(folder)[0].weights["w"][0, 0]) == 2
 
