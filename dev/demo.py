@@ -99,8 +99,9 @@ def gather(run: Path, host: HostServer, refined: Result) -> dict:
     for path in run.iterdir():
         if path.is_file():
             shutil.copy2(path, RESULTS / path.name)
-    for number, picture in enumerate(host.pictures(refined), start=1):
-        picture.save(RESULTS / f"refined_{number}.png")
+    for picture in host.pictures(refined):
+        three = picture.width > 2 * picture.height  # base, refined and original side by side
+        picture.save(RESULTS / ("compare.png" if three else "refined.png"))
     return json.loads((run / "report.json").read_text(encoding="utf-8"))
 
 
