@@ -140,7 +140,9 @@ def choose_flow(config: TrainConfig, data: RefinerDataset, choices: list[str]) -
 def choose_device(config: TrainConfig, choices: list[str]) -> torch.device:
     if config.device != "auto":
         try:
-            return torch.empty(0, device=config.device).device
+            probe = torch.zeros(1, device=config.device)
+            probe.item()  # the device "meta" holds no numbers
+            return probe.device
         except (RuntimeError, AssertionError) as error:
             raise BadInput(f"device: expected a device of this machine or auto, got {config.device!r}.") from error
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -74,7 +74,15 @@ def train(
 
     Raises BadInput (something given does not fit) and TrainingFailed (numbers went wrong; checkpoints are kept).
     """
-    observer = observer or Silent()
+    folder = RunFolder(config.run)
+    try:
+        return _train(config, folder, observer or Silent(), should_stop)
+    finally:
+        folder.release()
+
+
+def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_stop: Callable[[], bool]) -> RunResult:
+    """The run, in a folder that the caller releases."""
 
     # ---- data and plan -----------------------------------------------------------------------------------------
     data = RefinerDataset.open(config.dataset)
@@ -90,7 +98,6 @@ def train(
     plan = make_plan(config, data, source.per_epoch)
 
     # ---- the same run before? ----------------------------------------------------------------------------------
-    folder = RunFolder(config.run)
     folder.claim(config, data.content_hash)
     if folder.is_finished():
         message = f"Run {folder.path.name!r} was finished before with this very configuration and data: reused."
@@ -100,16 +107,17 @@ def train(
         observer.on_message(choice)
 
     # ---- network, optimizer, average ---------------------------------------------------------------------------
-    with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to move
-        torch.manual_seed(config.seed)
-        net = build_unet(plan.unet)
-    net.to(plan.device).train()
+    with folder.failures_told(lambda: (0, plan.total_steps)):
+        with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to move
+            torch.manual_seed(config.seed)
+            net = build_unet(plan.unet)
+        net.to(plan.device).train()
+        ema = EMA(net, config.ema_decay)
     refiner = Refiner(net, plan.s, plan.c_v, plan.autocast)
     parameters = dict(net.named_parameters())
     groups = _decay_groups(parameters, config.optimizer.weight_decay)
     optimizer = torch.optim.AdamW(groups, betas=config.optimizer.betas, fused=True)  # one kernel instead of ten
     scaler = torch.amp.GradScaler(plan.device.type, enabled=plan.use_scaler)
-    ema = EMA(net, config.ema_decay)
     step, seconds = 0, 0.0
     found, passed_over = checkpoints.load_newest(folder.checkpoints)
     for sentence in passed_over:

@@ -6,6 +6,7 @@
     metrics.jsonl       one line a step; tensorboard/ the same
     validation/         pictures in mid-training
     refiner.safetensors, report.json, loss.png, grid.png      at the end
+    .lock               held by the process that trains here
 """
 
 from __future__ import annotations
@@ -16,10 +17,15 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import torch
+
+from .checkpoint import list_steps
 from .config import TrainConfig, differences
+from .data.staging import LOCK, hold_lock
 from .errors import BadInput, TrainingFailed
+from .refiner.file import load_meta
 
 REFINER = "refiner.safetensors"
 
@@ -30,6 +36,7 @@ class RunFolder:
         self.refiner = path / REFINER
         self.report = path / "report.json"
         self.checkpoints = path / "checkpoints"
+        self._lock: IO[bytes] | None = None
 
     def status(self) -> dict[str, Any]:
         """The last status written, {} for a folder without one."""
@@ -39,50 +46,85 @@ class RunFolder:
         _write_json(self.path / "status.json", {"state": state, "step": step, "total": total, "message": message})
 
     def is_finished(self) -> bool:
-        return self.status().get("state") == "done" and self.refiner.is_file() and self.report.is_file()
+        """Whether the run was done and what it gave is still whole."""
+        return self.status().get("state") == "done" and self._has_refiner() and bool(_read_json(self.report))
 
     def claim(self, config: TrainConfig, data_hash: str) -> None:
-        """Make the folder this run's own; BadInput where it holds a run of another configuration or other data.
+        """Make the folder this run's own until `release`.
 
-        A finished run whose refiner has been deleted is trained again from the start: its checkpoints go, so that
-        nothing goes on silently from trained weights.
+        BadInput where another process trains in it, or where it holds a run of another configuration or other data of
+        which something was learned. A finished run whose refiner has been deleted or damaged is trained again from the
+        start: its checkpoints go, so that nothing goes on silently from trained weights.
         """
         new = {"identity": config.identity(), "data": data_hash}
         stored = _read_json(self.path / "config.json")
-        if stored:
-            old = {"identity": stored.get("identity", {}), "data": stored.get("data")}
-            changed = differences(old["identity"], new["identity"])
-            if old["data"] != new["data"]:
-                changed.append("the dataset's content")
-            if changed:
+        others = [file for file in self.path.iterdir() if file.name != LOCK] if self.path.is_dir() else []
+        if others and not stored:
+            raise BadInput(f"Run folder {self.path}: expected an empty folder or a run, found other files in it.")
+        changed = _changes(stored, new) if stored else []
+        if not changed and self.is_finished():
+            return  # nothing to write: what is finished can be used from a folder that can only be read, too
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._hold()
+            if changed and self._has_learned():
                 raise BadInput(
                     f"Run {self.path.name!r} exists with another configuration ({'; '.join(changed)}): "
                     "give the new run another name, or start over."
                 )
-        elif self.path.is_dir() and any(self.path.iterdir()):
-            raise BadInput(f"Run folder {self.path}: expected an empty folder or a run, found other files in it.")
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            if self.status().get("state") == "done" and not self.is_finished():
+            if self.status().get("state") == "done" and not self._has_refiner():
                 shutil.rmtree(self.checkpoints, ignore_errors=True)
                 (self.path / "metrics.jsonl").unlink(missing_ok=True)
             _write_json(self.path / "config.json", {**new, "config": config.model_dump(mode="json")})
         except OSError as error:
             raise BadInput(f"Run folder {self.path}: cannot be written ({error.strerror}).") from error
 
+    def release(self) -> None:
+        """Let another process train here. Safe to call twice."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _hold(self) -> None:
+        """Take the folder's lock, which ends with this process at the latest; BadInput where another one has it."""
+        if self._lock is None:
+            self._lock = hold_lock(self.path / LOCK)
+        if self._lock is None:
+            raise BadInput(
+                f"Run {self.path.name!r} is being trained by another process: wait for it, or give the new run "
+                "another name."
+            )
+
+    def _has_refiner(self) -> bool:
+        """Whether refiner.safetensors is there and whole (its header covers it to the last byte)."""
+        try:
+            load_meta(self.refiner)
+        except (BadInput, OSError):
+            return False
+        return True
+
+    def _has_learned(self) -> bool:
+        """Whether anything would be lost if another configuration took the folder."""
+        return self.status().get("state") == "done" or self.refiner.exists() or bool(list_steps(self.checkpoints))
+
     @contextmanager
     def failures_told(self, position: Callable[[], tuple[int, int]]) -> Iterator[None]:
-        """Keep the sentence of a failure as the status "failed"; a full disk becomes a BadInput with its sentence.
+        """Keep the sentence of a failure as the status "failed"; a full disk and a full memory become a BadInput.
 
         `position` gives (step, total) at that moment.
         """
         try:
             yield
-        except (BadInput, TrainingFailed, OSError) as error:
+        except (BadInput, TrainingFailed, OSError, MemoryError, RuntimeError) as error:
             sentence = error
             if isinstance(error, OSError):
                 reason = error.strerror or error
                 sentence = BadInput(f"Run folder {self.path}: writing failed ({reason}); its checkpoints are kept.")
+            elif _is_out_of_memory(error):
+                sentence = BadInput(
+                    "The memory is not enough to train this network on these batches: take a smaller batch_size (with "
+                    "data.accumulation), a crop, bf16 or a smaller network."
+                )
             try:
                 self.set_status("failed", *position(), str(sentence))
             except OSError:  # the same full disk; "running" stays there, which is not "done" either
@@ -98,15 +140,34 @@ class RunFolder:
         number = 1
         while (aside := self.path.with_name(f"{self.path.name}.previous-{number}")).exists():
             number += 1
-        os.replace(self.path, aside)
+        try:
+            self._hold()
+            self.release()  # Windows renames no folder that has an open file
+            os.replace(self.path, aside)
+        except OSError as error:
+            raise BadInput(f"Run folder {self.path}: cannot be kept as {aside.name} ({error.strerror}).") from error
         return aside
 
 
+def _changes(stored: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """What sets a run apart from the one that the folder holds, field by field."""
+    identity = stored.get("identity")
+    changed = differences(identity if isinstance(identity, dict) else {}, new["identity"])
+    return changed if stored.get("data") == new["data"] else [*changed, "the dataset's content"]
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    # On a CPU torch has no exception of its own for it.
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+
+
 def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; {} where there is none."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:

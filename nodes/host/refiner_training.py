@@ -83,7 +83,7 @@ def _parse_options(text: str) -> dict[str, Any]:
     example = 'a JSON object such as {"flow": {"steps": 8}}'
     try:
         values = json.loads(text.strip() or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"options: expected {example}, got text that is not JSON ({error}).") from error
     if not isinstance(values, dict):
         raise BadInput(f"options: expected {example}, got {text.strip()[:80]}.")
@@ -160,11 +160,6 @@ def train_refiner(node_id: str | None, if_run_exists: str, **inputs: Any) -> Tra
     try:
         with _room_to_train():
             result = train(config, observer, should_stop=interrupted)
-    except torch.cuda.OutOfMemoryError as error:
-        raise BadInput(
-            "The device ran out of memory in training: expected room for batch_size "
-            f"{config.data.batch_size}; use a smaller batch_size (with data.accumulation in options), a crop, or bf16."
-        ) from error
     except BadInput:
         if aside is not None and not folder.path.exists():  # nothing has begun: leave things as they were
             aside.rename(folder.path)

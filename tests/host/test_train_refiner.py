@@ -183,6 +183,7 @@ def test_train_load_and_sample_in_one_graph(host, dataset):
         ({"crop": 3}, "data.crop"),
         ({"options": "{"}, "options: expected a JSON object"),
         ({"options": "[1]"}, "options: expected a JSON object"),
+        ({"options": "[" * 5000}, "options: expected a JSON object"),
         ({"options": '{"epoch": 3}'}, "epoch"),
         ({"options": '{"epochs": 3}'}, "epochs has an input of its own"),
         ({"options": '{"data": {"batch_size": 3}}'}, "data.batch_size has an input of its own"),

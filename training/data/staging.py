@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 from pathlib import Path
+from typing import IO
 
 from ..errors import BadInput
 
@@ -113,6 +114,24 @@ class StagedFolder:
                 f"The disk that holds {self.final} is full: {name} needs {needed} bytes, and {free} bytes are free."
             )
         return BadInput(f"Cannot write {name} of the folder {self.final}: {error.strerror or error}.")
+
+
+def hold_lock(path: Path) -> IO[bytes] | None:
+    """The file at `path`, locked until it is closed or its process ends; None where another process holds it."""
+    try:
+        if fcntl is None:  # Windows: removing it fails while another process has it open
+            path.unlink(missing_ok=True)
+        file = open(path, "ab")  # noqa: SIM115 (stays open as long as it is held)
+    except PermissionError:
+        if fcntl is None and path.exists():
+            return None
+        raise
+    try:
+        _try_lock(file)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
 
 
 def _try_lock(file) -> None:
