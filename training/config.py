@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from .errors import BadInput, first_error
 from .refiner.unet import PRESETS
@@ -44,6 +44,13 @@ class FlowConfig(Section):
     )
     steps: int = Field(8, ge=1, le=1000, description="sampling steps that the refiner is made for")
     on_grid: float = Field(0.5, ge=0, le=1, description="share of training times on the sampler's own sigmas; 1 = only")
+
+    @field_validator("noise_scale", mode="before")
+    @classmethod
+    def _auto_or_number(cls, value: Any) -> Any:
+        if isinstance(value, (int, float)) or value == "auto":
+            return value
+        raise ValueError("must be 'auto' or a number from 0 up to 100")  # pydantic would speak of 'auto' alone
 
     @model_validator(mode="after")
     def _not_negative(self) -> FlowConfig:

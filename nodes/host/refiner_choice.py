@@ -20,7 +20,7 @@ def choose_refiner(name: str, path: str | None) -> Path:
         if file.is_dir():
             raise BadInput(f"The refiner must be a file such as refiner.safetensors, but {file} is a folder.")
         return file
-    if name == NO_FILES:
+    if not isinstance(name, str) or not name.strip() or name == NO_FILES:
         raise BadInput(
             f"No refiner is chosen: link the path of Train Refiner, or put a file into models/{MODEL_FOLDER} and "
             "press R to see it in the list."

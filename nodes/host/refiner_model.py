@@ -172,11 +172,14 @@ def _load_weights(model: Refiner, weights: dict[str, Tensor], path: Path, assign
     names = comfy.utils.unet_to_diffusers(model.model_config.unet_config)
     unknown = sorted(set(weights) - set(names))
     renamed = {names[name]: weight for name, weight in weights.items() if name in names}
-    try:
-        missing, unexpected = model.diffusion_model.load_state_dict(renamed, strict=False, assign=assign)
-    except RuntimeError as error:  # a shape that does not fit
-        reason = " ".join(str(error).split())
-        raise BadInput(f"{path.name}: its weights do not have the shapes that its metadata says: {reason}") from error
+    shapes = {name: weight.shape for name, weight in model.diffusion_model.state_dict().items()}
+    other = [name for name, weight in renamed.items() if shapes.get(name, weight.shape) != weight.shape]
+    if other:
+        raise BadInput(
+            f"{path.name}: its weights do not have the shapes that its metadata says ({len(other)} differ; the first, "
+            f"{other[0]}, is {list(renamed[other[0]].shape)} instead of {list(shapes[other[0]])})."
+        )
+    missing, unexpected = model.diffusion_model.load_state_dict(renamed, strict=False, assign=assign)
     if missing or unexpected or unknown:
         example = [*missing, *unexpected, *unknown][0]
         raise BadInput(

@@ -16,6 +16,7 @@ from torch import Tensor
 from ...training.errors import BadInput
 from ...training.refiner import flow
 from ...training.refiner.file import RefinerMeta
+from .finite import FirstBadLayer
 
 __all__ = ["RefinerRun", "ResidualFlowSampling", "check_sampler"]
 
@@ -60,6 +61,10 @@ FITTING = frozenset(
 )
 
 
+# With one step the predictor of unipc overshoots, and the other two stop at the last sigma above 0, where they began.
+NEEDS_TWO_STEPS = frozenset({"unipc", "unipc_bh2", "dpm_fast", "dpm_adaptive"})
+
+
 def _like(sigma: Tensor, x: Tensor) -> Tensor:
     """A sigma of the host (a number, or one a sample, or already of x's dimensions) shaped to multiply x."""
     return sigma if sigma.ndim in (0, x.ndim) else flow.expand(sigma, x)
@@ -98,8 +103,9 @@ def _sampler_name(sampler: Any) -> str:
     return name.removeprefix("sample_").removesuffix("_function")
 
 
-def check_sampler(sampler: Any) -> None:
-    """BadInput for a SAMPLER that does not fit residual flow. One that was never tried passes, and is logged."""
+def check_sampler(sampler: Any, steps: int) -> None:
+    """BadInput for a SAMPLER that does not fit residual flow, or so few steps. One that was never tried passes, and is
+    logged."""
     name = _sampler_name(sampler)
     options = getattr(sampler, "extra_options", None) or {}
     if name in REFUSED:
@@ -108,6 +114,9 @@ def check_sampler(sampler: Any) -> None:
             instead = "use euler" if switch is None else f"use euler, or a sampler node with {switch} at 0"
             raise BadInput(f"The sampler {name} does not fit a refiner: {reason}; {instead}.")
         return
+    if name in NEEDS_TWO_STEPS and steps < 2:
+        shown = name.replace("unipc", "uni_pc")  # as the KSampler's list spells it
+        raise BadInput(f"The sampler {shown} needs at least 2 steps, with {steps} it leaves the noise in: use euler.")
     for churn in ("s_churn", "eta"):
         if options.get(churn, 0) > 0:
             raise BadInput(f"The sampler {name} fits a refiner only with {churn} at 0: otherwise {_ADDS_NOISE}.")
@@ -146,7 +155,7 @@ class RefinerRun:
         self._check_latent(latent_image, b)
         self._check_second_half(noise, sigmas, denoise_mask)
         self._check_conditions(conditions)
-        check_sampler(sampler)
+        check_sampler(sampler, len(sigmas) - 1)
 
         if torch.count_nonzero(latent_image) == 0:
             latent_image = b.expand_as(latent_image).to(latent_image)  # an empty latent beside a base: start from b
@@ -155,10 +164,25 @@ class RefinerRun:
         if finishes and self.strength == 0.0:
             return b.to(device=guider.model_patcher.load_device, dtype=torch.float32, copy=True)
         refined = executor(noise, latent_image, sampler, sigmas, *args, **kwargs)
+        if not torch.isfinite(refined).all():
+            # Once more, the same, with an eye on each layer: it takes as long again, and only where all is lost.
+            with FirstBadLayer(guider.model_patcher.model.diffusion_model) as bad:
+                executor(noise, latent_image, sampler, sigmas, *args, **kwargs)
+            raise self._not_finite(bad.name, guider.model_patcher)
         if not finishes:  # the first half of a split run: x_t, for the second half to go on from
             return refined
         # model space is an affine map of this one, so blending here is blending there
         return flow.blend(b.to(refined), refined, self.strength)
+
+    @staticmethod
+    def _not_finite(layer: str, patcher: Any) -> BadInput:
+        where = f"layer {layer}" if layer else "no single layer, so in the sampler or in guidance"
+        dtype = getattr(patcher.model, "manual_cast_dtype", None) or patcher.model.get_dtype()
+        dtype = str(dtype).removeprefix("torch.")
+        return BadInput(
+            f"The refiner's UNet gives NaN or infinity, first in {where}, computing in {dtype}: start ComfyUI with "
+            "--force-fp32 if that is less than float32, and take away LoRAs, patches and a high cfg."
+        )
 
     def _check_model(self, guider: Any) -> None:
         if not isinstance(guider.model_patcher.get_model_object("model_sampling"), ResidualFlowSampling):
@@ -193,6 +217,12 @@ class RefinerRun:
         if carried:
             for condition in conditions:
                 condition["concat_latent_image"] = carried[0]
+        for latent in (latent_image, *carried[:1]):
+            if not torch.isfinite(latent).all():
+                raise BadInput(
+                    "The latent that the refiner got holds NaN or infinity: the VAE encoder or the sampler before it "
+                    "gave that, in the precision it runs in or with the weights it has."
+                )
         if torch.count_nonzero(carried[0] if carried else latent_image) == 0:
             raise BadInput(
                 "A refiner starts from the base's picture, but the latent it got is empty (all zeros): "

@@ -11,6 +11,7 @@ import comfy.model_patcher
 import torch
 
 from ...training.errors import BadInput
+from .finite import FirstBadLayer
 from .weights import hash_weights
 
 __all__ = ["PictureEncoder", "decode_latent", "latent_downscale", "vae_dtype", "vae_fingerprint"]
@@ -99,7 +100,7 @@ class PictureEncoder:
     def _encode_in_float32(self, picture: torch.Tensor, name: str) -> torch.Tensor:
         if self._private is None:
             self._private = _float32_copy(self.vae)
-        with _FirstBadLayer(self._private.first_stage_model) as bad:
+        with FirstBadLayer(self._private.first_stage_model) as bad:
             latent = self._encode_with(self._private, picture, name)
         if not torch.isfinite(latent).all():
             where = f"layer {bad.name}" if bad.name else "no single layer"
@@ -109,32 +110,6 @@ class PictureEncoder:
             )
         self.retried.append(name)
         return latent
-
-
-class _FirstBadLayer:
-    """Within the block, `name` becomes the first innermost module whose output holds NaN or infinity."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.name = ""
-        self._module = module
-        self._handles: list[Any] = []
-
-    def __enter__(self) -> _FirstBadLayer:
-        for name, layer in self._module.named_modules():
-            if name and not any(True for _ in layer.children()):
-                self._handles.append(layer.register_forward_hook(self._hook(name)))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def _hook(self, name: str):
-        def look(_module, _inputs, output):
-            if not self.name and torch.is_tensor(output) and not torch.isfinite(output).all():
-                self.name = name
-
-        return look
 
 
 def _refuse_empty(vae: Any) -> None:

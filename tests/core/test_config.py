@@ -147,3 +147,8 @@ def test_differences_name_every_leaf_also_new_and_lost_ones():
 def test_a_configuration_cannot_be_changed_afterwards():
     with pytest.raises(ValueError):
         config().epochs = 3
+
+
+def test_a_word_for_the_noise_scale_is_told_both_that_it_may_be():
+    with pytest.raises(BadInput, match=r"noise_scale: must be 'auto' or a number from 0 up to 100 \(got 'much'\)"):
+        TrainConfig.build({"dataset": "d", "run": "r", "flow": {"noise_scale": "much"}})

@@ -221,3 +221,46 @@ def test_a_reader_never_meets_half_a_file(refiner, monkeypatch):
 def test_a_folder_that_is_not_there_is_one_sentence(tmp_path):
     with pytest.raises(BadInput, match="writing failed"):
         save_refiner(tmp_path / "missing" / "refiner.safetensors", weights(), EMPTY, meta())
+
+
+@pytest.mark.parametrize(
+    "changes, word",
+    [
+        ({"latent": {}}, "lacks 'name'"),
+        ({"latent": {"name": "x", "channels": 3, "scale": [1.0, 2.0], "shift": 0.0, "downscale": 1}}, "scale"),
+        ({"latent": {"name": "x", "channels": 3, "scale": 0.0, "shift": 0.0, "downscale": 1}}, "scale"),
+        ({"latent": {"name": "x", "channels": 4, "scale": 1.0, "shift": 0.0, "downscale": 1}}, "4 channels and unet 3"),
+        ({"noise_scale": float("nan")}, "noise_scale"),
+        ({"noise_scale": -1}, "noise_scale"),
+        ({"c_v": 0.0}, "c_v"),
+        ({"sigmas": []}, "sigmas"),
+        ({"sigmas": [1.0, 1.0, 0.0]}, "sigmas"),
+        ({"sigmas": [1.0, 0.5]}, "sigmas"),
+        ({"sigmas": [14.6, 0.0]}, "sigmas"),
+        ({"sigmas": [float("nan"), 0.0]}, "sigmas"),
+    ],
+)
+def test_metadata_that_cannot_be_sampled_with_is_refused(tmp_path, changes, word):
+    path = tmp_path / "refiner.safetensors"
+    values = meta().model_dump(mode="json") | changes
+    save_file({"unet.x": torch.zeros(1)}, path, {"ref2v": json.dumps(values)})
+    refused(path, word)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_weight_that_is_not_finite_is_named(tmp_path, value):
+    """Case 4 of the public reports: the picture would be black, and nobody could tell why."""
+    path = tmp_path / "refiner.safetensors"
+    spoilt = weights()
+    spoilt["conv_in.bias"][0] = value
+    save_refiner(path, spoilt, EMPTY, meta())
+    with pytest.raises(BadInput, match=r"refiner\.safetensors: its weight unet\.conv_in\.bias holds NaN or infinity"):
+        load_refiner(path)
+
+
+@pytest.mark.parametrize("shape", [(8,), (2, 9), (1, 2, 8)])
+def test_an_empty_conditioning_of_another_shape_is_refused(tmp_path, shape):
+    path = tmp_path / "refiner.safetensors"
+    save_refiner(path, weights(), {"context": torch.zeros(shape)}, meta())
+    with pytest.raises(BadInput, match=r"'empty.context' to be \[tokens, 8\].*got \["):
+        load_refiner(path)

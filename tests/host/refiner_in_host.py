@@ -282,6 +282,9 @@ def check_refusals():
     shifted = model.clone()
     shifted.add_object_patch("model_sampling", comfy.model_sampling.ModelSamplingDiscreteFlow())
 
+    nan = model_module.load_refiner_model(path, 1.0)[0]  # as a LoRA or a narrow precision may make of it
+    nan.model.diffusion_model.input_blocks[1][0].in_layers[2].bias.data[0] = float("nan")
+
     def with_size(height, width, batch=2):
         return model_module.add_base(cond, {"samples": torch.randn(batch, 4, height, width)})
 
@@ -309,6 +312,11 @@ def check_refusals():
         "rising sigmas": lambda: custom([1.0, 0.2, 0.5, 0.0]),
         "model sampling": lambda: sample(shifted, cond, base),
         "one shot": lambda: sample(shot, shot_cond, base, steps=8),
+        "nan latent": lambda: sample(model, cond, base.index_fill(3, torch.tensor([3]), float("nan"))),
+        "nan network": lambda: sample(nan, cond, base),
+        "uni_pc, one step": lambda: sample(model, cond, base, sampler="uni_pc", steps=1),
+        "dpm_fast, one step": lambda: sample(model, cond, base, sampler="dpm_fast", steps=1),
+        "uni_pc, two steps": lambda: sample(model, cond, base, sampler="uni_pc", steps=2),
         "one shot, one step": lambda: sample(shot, shot_cond, base, steps=1),
         "one base, batch": lambda: sample(model, with_size(16, 16, 1), base),
     }

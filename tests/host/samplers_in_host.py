@@ -149,7 +149,7 @@ def check_samplers(names=None):
     bench, found = Bench(), {}
     for name in names or comfy.samplers.SAMPLER_NAMES:
         sampler = comfy.samplers.sampler_object(name)
-        entry = {"refusal": refusal(lambda sampler=sampler: sampling_module.check_sampler(sampler))}
+        entry = {"refusal": refusal(lambda sampler=sampler: sampling_module.check_sampler(sampler, 8))}
         kept = dict(sampling_module.REFUSED)
         sampling_module.REFUSED.clear()
         try:

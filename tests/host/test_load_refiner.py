@@ -160,6 +160,7 @@ def test_split_run_and_own_sigmas_give_the_same_picture(host, refiner, picture):
 @pytest.mark.parametrize(
     "changes, said",
     [
+        ({"load": {"refiner": None}}, "No refiner is chosen"),
         ({"load": {"refiner": "gone.safetensors"}}, "'gone.safetensors' does not exist"),
         ({"load": {"refiner": "(no files yet: link a path)"}}, "No refiner is chosen"),
         ({"sampler": {"sampler_name": "euler_ancestral"}}, "euler_ancestral does not fit a refiner"),

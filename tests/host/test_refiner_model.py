@@ -113,6 +113,10 @@ REFUSALS = {
     "rising sigmas": "must fall",
     "model sampling": "model sampling",
     "one shot": "set steps to 1",
+    "nan latent": "the VAE encoder or the sampler before it",
+    "nan network": "UNet gives NaN or infinity, first in layer input_blocks.1.0.in_layers.2, computing in float32",
+    "uni_pc, one step": "needs at least 2 steps",
+    "dpm_fast, one step": "needs at least 2 steps",
 }
 
 
@@ -123,7 +127,7 @@ def test_refusals_are_one_sentence(results, case):
     assert not said.startswith("NOT A SENTENCE") and "\n" not in said
 
 
-@pytest.mark.parametrize("case", ["one shot, one step", "one base, batch"])
+@pytest.mark.parametrize("case", ["one shot, one step", "one base, batch", "uni_pc, two steps"])
 def test_what_fits_is_not_refused(results, case):
     assert results["refusals"][case] == "PASSED"
 
@@ -135,7 +139,7 @@ FILES = {
     "other": "another model",
     "less": "1 missing",
     "more": "1 too many",
-    "shape": "shapes",
+    "shape": "1 differ; the first, input_blocks.0.0.weight, is [32, 8, 1, 1] instead of [32, 8, 3, 3]",
     "absent": "absent.safetensors",
 }
 

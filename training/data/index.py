@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,24 @@ def read_index(folder: str | Path, *, verify: bool = False) -> tuple[dict, tuple
         if pair.shard not in known:
             raise BadInput(f"{INDEX} of the dataset {folder} names a shard that it does not list: {pair.shard!r}.")
     return index, pairs
+
+
+def check_latent(latent: dict) -> None:
+    """BadInput unless this says how a latent space is scaled: name, channels, scale, shift, pixels per cell."""
+    for key in ("name", "channels", "scale", "shift", "downscale"):
+        if key not in latent:
+            raise BadInput(f"The latent description lacks {key!r}.")
+    for key in ("channels", "downscale"):
+        if not isinstance(latent[key], int) or latent[key] < 1:
+            raise BadInput(f"The latent's {key} must be a whole number from 1, not {latent[key]!r}.")
+    for key in ("scale", "shift"):
+        values = latent[key] if isinstance(latent[key], (list, tuple)) else [latent[key]] * latent["channels"]
+        numbers = all(isinstance(value, (int, float)) and math.isfinite(value) for value in values)
+        if not numbers or len(values) != latent["channels"] or (key == "scale" and 0 in values):
+            raise BadInput(
+                f"The latent's {key} must be one finite number or {latent['channels']} of them"
+                f"{' and not 0' if key == 'scale' else ''}, not {latent[key]!r}."
+            )
 
 
 def _parse(folder: Path) -> dict:

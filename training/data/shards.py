@@ -8,7 +8,6 @@ There is no clock, host name or absolute path in any of its files: the same pair
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,12 +18,24 @@ import torch
 from torch import Tensor
 
 from ..errors import BadInput
-from .index import FORMAT, INDEX, SPLITS, VERSION, Pair, content_hash, index_text, pair_entry, read_index
+from .index import (
+    FORMAT,
+    INDEX,
+    SPLITS,
+    VERSION,
+    Pair,
+    check_latent,
+    content_hash,
+    index_text,
+    pair_entry,
+    read_index,
+)
 from .staging import StagedFolder
 from .statistics import PreviewFit, ResidualMeter
 
 EMPTY_SHARD = "context-empty.safetensors"
 SHARD_BYTES = 256 * 2**20
+_NO_RESIDUAL = 1e-6  # model space is about +-1: this little is float32's rounding, as of flat pictures resized
 
 
 def estimate_bytes(sizes: Sequence[tuple[int, int]], channels: int, context: dict | None = None) -> int:
@@ -63,7 +74,7 @@ class DatasetWriter:
         empty: dict[str, Tensor] | None = None,
         shard_bytes: int = SHARD_BYTES,
     ):
-        _check_latent(latent)
+        check_latent(latent)
         if empty is not None and context is None:
             raise BadInput("The dataset has an empty caption but no context: give both or neither.")
         self._index = {"format": FORMAT, "version": VERSION, "latent": latent, "vae": vae, "base": base}
@@ -177,7 +188,7 @@ class DatasetWriter:
         if not self._splits["train"]["pairs"]:
             raise BadInput(f"The dataset {self._stage.final} would have no training pair: give it more pictures.")
         rms = self._residual.rms()
-        if rms == 0.0:
+        if rms < _NO_RESIDUAL:
             raise BadInput(
                 f"Every base of the dataset {self._stage.final} equals its target, so there is nothing to learn: "
                 "give it another base."
@@ -318,20 +329,3 @@ def _finite(tensor: Tensor, shape: tuple[int, ...], what: str) -> Tensor:
     if bad:
         raise BadInput(f"{what} has {bad} of {tensor.numel()} values that are NaN or infinite.")
     return tensor
-
-
-def _check_latent(latent: dict) -> None:
-    for key in ("name", "channels", "scale", "shift", "downscale"):
-        if key not in latent:
-            raise BadInput(f"The latent description lacks {key!r}.")
-    for key in ("channels", "downscale"):
-        if not isinstance(latent[key], int) or latent[key] < 1:
-            raise BadInput(f"The latent's {key} must be a whole number from 1, not {latent[key]!r}.")
-    for key in ("scale", "shift"):
-        values = latent[key] if isinstance(latent[key], (list, tuple)) else [latent[key]] * latent["channels"]
-        numbers = all(isinstance(value, (int, float)) and math.isfinite(value) for value in values)
-        if not numbers or len(values) != latent["channels"] or (key == "scale" and 0 in values):
-            raise BadInput(
-                f"The latent's {key} must be one finite number or {latent['channels']} of them"
-                f"{' and not 0' if key == 'scale' else ''}, not {latent[key]!r}."
-            )

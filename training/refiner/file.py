@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from ..data.index import check_latent
 from ..errors import BadInput, first_error
 from .unet import UNetConfig
 
@@ -31,12 +32,22 @@ class RefinerMeta(BaseModel):
     unet: UNetConfig
     latent: dict[str, Any]  # name, channels, scale, shift, downscale: model space = (raw - shift) * scale
     preview: dict[str, Any] | None = None  # latent -> RGB in [-1, 1]: weight [C][3], bias [3]
-    noise_scale: float  # s
-    residual_rms: float  # RMS(z - b) over the training pairs
-    c_v: float
+    noise_scale: float = Field(ge=0, allow_inf_nan=False)  # s
+    residual_rms: float = Field(gt=0, allow_inf_nan=False)  # RMS(z - b) over the training pairs
+    c_v: float = Field(gt=0, allow_inf_nan=False)
     sigmas: list[float]  # the run's own sampling times, the final 0 included
     context: dict[str, Any] | None = None  # tokens, dim, pooled of the text conditioning, None without text
     training: dict[str, Any]  # provenance: dataset hash, base, seed, epochs, steps, ...
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> RefinerMeta:
+        check_latent(self.latent)
+        if self.latent["channels"] != self.unet.latent_channels:
+            raise ValueError(f"latent has {self.latent['channels']} channels and unet {self.unet.latent_channels}")
+        falls = all(now > then for now, then in zip(self.sigmas, self.sigmas[1:], strict=False))
+        if len(self.sigmas) < 2 or self.sigmas[0] > 1 or self.sigmas[-1] != 0 or not falls:
+            raise ValueError(f"sigmas must fall from 1 at most to 0, got {self.sigmas[:9]}")
+        return self
 
 
 def save_refiner(path: Path, weights: dict[str, Tensor], empty: dict[str, Tensor], meta: RefinerMeta) -> None:
@@ -83,6 +94,16 @@ def load_refiner(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], Refi
             empty[key.removeprefix(EMPTY)] = file.get_tensor(key)
     if "context" not in empty:
         raise BadInput(f"{path.name}: expected the run's empty conditioning ('empty.context') in the file, found none.")
+    shape, width = list(empty["context"].shape), meta.unet.context_dim
+    if len(shape) != 2 or shape[1] != width:
+        raise BadInput(f"{path.name}: expected 'empty.context' to be [tokens, {width}], got {shape}.")
+    for kind, tensors in ((WEIGHTS, weights), (EMPTY, empty)):
+        for name, tensor in tensors.items():
+            if not tensor.isfinite().all():
+                raise BadInput(
+                    f"{path.name}: its weight {kind}{name} holds NaN or infinity, so every picture would be black: the "
+                    "file is damaged; train it again."
+                )
     return weights, empty, meta
 
 

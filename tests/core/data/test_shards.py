@@ -321,3 +321,16 @@ def test_an_open_dataset_can_be_sent_to_another_process(build):
     data = RefinerDataset.open(build(SIZES))
     expected = data.read(1)["z"]
     assert torch.equal(pickle.loads(pickle.dumps(data)).read(1)["z"], expected)
+
+
+def test_bases_that_differ_by_rounding_alone_leave_nothing_to_learn(tmp_path):
+    """Flat pictures, shrunk and enlarged: float32 leaves 1e-7, and a network would be trained to paint that noise."""
+    z = torch.full((3, 8, 8), 0.3)
+    latent = {"name": "pixels", "channels": 3, "scale": 1.0, "shift": 0.0, "downscale": 1}
+    with (
+        pytest.raises(BadInput, match="equals its target"),
+        DatasetWriter(tmp_path / "flat", latent=latent, vae=None, base={"kind": "degradation"}) as writer,
+    ):
+        for i in range(3):
+            writer.add(z, z + 2e-7, source=f"{i}.png", sha256=f"{i:064x}", group=f"{i}", split="train")
+    assert list(tmp_path.iterdir()) == []
