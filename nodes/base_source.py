@@ -11,7 +11,7 @@ from .host.building.sources import DegradeBase, LatentBase, PairBase, SampleBase
 from .host.checkpoint_keys import check_checkpoint, loaded_from
 from .host.clip import check_conditioning
 from .host.paths import resolve_inside
-from .host.schema import declare, node_schema
+from .host.schema import check_choice, declare, node_schema
 
 __all__ = ["NODES", "BaseType"]
 
@@ -142,6 +142,8 @@ class Ref2VSampleBase(io.ComfyNode):
         positive: list | None = None,
         negative: list | None = None,
     ) -> io.NodeOutput:
+        check_choice("sampler_name", sampler_name, sampler_names())
+        check_choice("scheduler", scheduler, scheduler_names())
         prompt, here = cls.hidden.dynprompt, cls.hidden.unique_id
         checkpoint = loaded_from(prompt, here, ["model"])
         if checkpoint:

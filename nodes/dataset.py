@@ -16,9 +16,11 @@ from .host.building.sources import BaseSource
 from .host.checkpoint_keys import check_checkpoint, loaded_from, refuse_empty_link
 from .host.paths import check_name, resolve_inside
 from .host.progress import NodeProgress
-from .host.schema import declare, node_schema
+from .host.schema import check_choice, declare, node_schema
 
 __all__ = ["NODES"]
+
+_CROPS = ["center", "random"]
 
 
 class Ref2VBuildRefinerDataset(io.ComfyNode):
@@ -106,7 +108,7 @@ class Ref2VBuildRefinerDataset(io.ComfyNode):
                 declare(
                     io.Combo.Input,
                     "crop",
-                    options=["center", "random"],
+                    options=_CROPS,
                     default="center",
                     optional=True,
                     tooltip="Where the little is cut off that does not fit the size; random depends on seed and name.",
@@ -170,6 +172,7 @@ class Ref2VBuildRefinerDataset(io.ComfyNode):
         plan_only: bool = False,
     ) -> io.NodeOutput:
         prompt, here = cls.hidden.dynprompt, cls.hidden.unique_id
+        check_choice("crop", crop, _CROPS)
         refuse_empty_link(prompt, here, "clip", clip)
         refuse_empty_link(prompt, here, "vae", vae)
         checkpoint = loaded_from(prompt, here, ["clip"])

@@ -24,6 +24,7 @@ __all__ = [
     "list_refiners",
     "move_aside",
     "refiner_file",
+    "refuse_link_outside",
     "register_model_folder",
     "resolve_inside",
     "run_folder",
@@ -125,11 +126,12 @@ def resolve_inside(path: str, kind: str) -> Path:
     Raises BadInput when the text is empty, when it leads outside `allowed_roots()` (whether or not something is
     there: the answer must not tell), or when nothing is there.
     """
+    what = kind if "_" in kind else f"{kind[:1].upper()}{kind[1:]}"  # a field keeps its own spelling
     text = str(path).strip().strip('"')
     if not text:
-        raise BadInput(f"{kind[:1].upper()}{kind[1:]} is not given: its path is empty.")
+        raise BadInput(f"{what} is not given: its path is empty.")
     if "\0" in text:
-        raise BadInput(f"{kind[:1].upper()}{kind[1:]} cannot have a zero byte in its path.")
+        raise BadInput(f"{what} cannot have a zero byte in its path.")
     roots = allowed_roots()
     readings = [reading for reading in _candidates(text) if _text_is_inside(reading, roots)]
     inside = [reading for reading in readings if _links_stay_inside(reading, roots)]
@@ -138,11 +140,20 @@ def resolve_inside(path: str, kind: str) -> Path:
         return Path(os.path.realpath(found))
     if len(inside) < len(readings) or not readings:
         raise BadInput(
-            f"{kind[:1].upper()}{kind[1:]} must lie inside ComfyUI's input, output, temp or model folders, or inside "
+            f"{what} must lie inside ComfyUI's input, output, temp or model folders, or inside "
             f'a folder listed under "roots" in {config_file()}; {text!r} does not'
             f"{' (a link in it leads out)' if readings else ''}."
         )
-    raise BadInput(f"{kind[:1].upper()}{kind[1:]} does not exist: looked for {' and '.join(inside)}.")
+    raise BadInput(f"{what} does not exist: looked for {' and '.join(inside)}.")
+
+
+def refuse_link_outside(file: Path, name: str) -> None:
+    """BadInput when a file of a folder that may be read is itself a link to one that may not."""
+    if file.is_symlink() and not _links_stay_inside(str(file), allowed_roots()):
+        raise BadInput(
+            f"The file {name} is a link that leads out of ComfyUI's folders: copy the file, or list its folder under "
+            f'"roots" in {config_file()}.'
+        )
 
 
 def check_name(name: str, what: str) -> str:
@@ -183,7 +194,10 @@ def move_aside(folder: Path) -> Path | None:
     number = 1
     while (aside := folder.with_name(f"{folder.name}.previous-{number}")).exists():
         number += 1
-    folder.rename(aside)
+    try:
+        folder.rename(aside)
+    except OSError as error:
+        raise BadInput(f"The folder {folder} cannot be kept as {aside.name} ({error.strerror}).") from error
     return aside
 
 

@@ -14,7 +14,9 @@ from typing import Any
 
 from comfy_api.latest import io
 
-__all__ = ["declare", "describe", "node_schema"]
+from ...training.errors import BadInput
+
+__all__ = ["check_choice", "declare", "describe", "node_schema"]
 
 
 @cache
@@ -36,6 +38,12 @@ def declare(factory: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     known = _known_keywords(factory)
     kept = {name: value for name, value in kwargs.items() if value is not None and (known is None or name in known)}
     return factory(*args, **kept)
+
+
+def check_choice(name: str, value: Any, options: list[str]) -> None:
+    """BadInput when a combo input got something else: older hosts compare with the lists of old-style nodes only."""
+    if value not in options:
+        raise BadInput(f"{name} must be one of {', '.join(options)}; got {value!r}.")
 
 
 def describe(node: type) -> str:

@@ -355,6 +355,7 @@ def test_bad_files_among_good_ones_are_skipped_and_named(host, folder):
         ({"folder": "broken", "vae": None}, ["need a vae"]),
         ({"folder": "broken", "name": "../escape"}, ["name", "'/'"]),
         ({"folder": "broken", "name": " "}, ["name is empty"]),
+        ({"folder": "broken", "crop": "diagonal"}, ["crop must be one of center, random; got 'diagonal'"]),
     ],
 )
 def test_bad_settings_get_one_sentence(host, inputs, words):
@@ -367,6 +368,23 @@ def test_bad_settings_get_one_sentence(host, inputs, words):
     assert result.error.exception_type.endswith("BadInput")
     assert all(word in result.error.message for word in words), result.error.message
     assert datasets(host, "sentence") == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights there")
+def test_a_link_among_the_pictures_does_not_lead_out(host, folder, stills):
+    (folder / "out.webp").symlink_to(stills[0])
+    (folder / "aaa.txt").symlink_to("/etc/hostname")
+    (folder / "in.png").symlink_to(folder / "bbb.png")
+    said, data = report(host.run(prompt("links", folder=folder.name))), dataset(host, "links")
+    assert {pair.source for pair in data.pairs} == {"in.png", *(f"{c * 3}.png" for c in "bcdefgh")}
+    assert "out.webp is a link that leads out" in said and "aaa.txt is a link that leads out" in said
+
+
+@pytest.mark.parametrize("field", ["sampler_name", "scheduler"])
+def test_a_sampler_that_the_host_does_not_have_is_named(host, folder, field):
+    base = {"class_type": "Ref2VSampleBase", "inputs": {"model": ["load", 0], **SAMPLING, field: "foo"}}
+    result = host.run(prompt("foo", base=base, vae=("load", 2), folder=folder.name, nodes={"load": checkpoint()}))
+    assert result.status in ("error", "refused") and field in result.error.message and "'foo'" in result.error.message
 
 
 @pytest.mark.parametrize("name, link, words", [(BROKEN, "clip", "text encoder clip_l"), (BROKEN_UNET, "model", "UNet")])

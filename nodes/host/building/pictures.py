@@ -17,6 +17,7 @@ from ....training.data.pictures import (
     sha256_file,
 )
 from ....training.errors import BadInput
+from ..paths import refuse_link_outside
 
 __all__ = ["PictureBatch", "PictureFolder", "Pictures"]
 
@@ -48,9 +49,12 @@ class PictureFolder:
         self._caption = caption
 
     def sha256(self, name: str) -> str:
+        refuse_link_outside(self.folder / name, name)
         return sha256_file(self.folder / name)
 
     def caption(self, name: str) -> str:
+        text = Path(name).with_suffix(".txt")
+        refuse_link_outside(self.folder / text, text.as_posix())
         return read_caption(self.folder / name) or self._caption
 
     def quick_size(self, name: str) -> tuple[int, int] | None:

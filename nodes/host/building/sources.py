@@ -16,6 +16,7 @@ from ....training.data.degrade import degrade
 from ....training.data.pictures import list_pictures, read_picture, sha256_file
 from ....training.errors import BadInput
 from ..base_model import low_noise_latent, model_fingerprint, model_name, model_parameters
+from ..paths import refuse_link_outside
 from ..vae import PictureEncoder
 from ..weights import hash_value
 
@@ -106,6 +107,7 @@ class PairBase:
         before = self._by_stem.get(_stem(name))
         if before is None:
             raise BadInput(f"The picture {name} has no partner of the same name in the paired folder {self.folder}.")
+        refuse_link_outside(self.folder / before, f"{before} (before)")
         partner = read_picture(self.folder / before, f"{before} (before)")
         height, width = picture.shape[1:]
         if abs(partner.shape[2] * height - partner.shape[1] * width) > 0.02 * partner.shape[2] * height:
