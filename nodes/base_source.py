@@ -122,6 +122,7 @@ class Ref2VSampleBase(io.ComfyNode):
                     default=0,
                     min=0,
                     max=0xFFFFFFFFFFFFFFFF,
+                    control_after_generate=False,  # the front end would otherwise change it, and so the dataset
                     tooltip="Picture number n is noised with seed + n.",
                 ),
             ],

@@ -129,6 +129,8 @@ class Ref2VBuildRefinerDataset(io.ComfyNode):
                     min=0,
                     max=0xFFFFFFFF,
                     optional=True,
+                    # the front end would otherwise change it after each run, which makes another dataset of it
+                    control_after_generate=False,
                     tooltip="Draws the held-out pictures and the random crops.",
                 ),
                 declare(

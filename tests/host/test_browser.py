@@ -163,7 +163,6 @@ def test_in_chinese_the_nodes_have_chinese_names(person, language):
     person.page.get_by_text("加载精炼器").first.wait_for()
 
 
-@pytest.mark.xfail(reason="Build Refiner Dataset and Base from Model need control_after_generate=False on their seed")
 def test_nothing_of_ours_changes_its_seed_by_itself(person):
     """A new seed after each run would be another dataset and another training run, without anyone having asked."""
     restless = person.page.evaluate(
