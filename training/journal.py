@@ -36,6 +36,10 @@ class Journal:
         for name, value in values.items():
             self._board.add_scalar(name, value, step)
 
+    def has(self, step: int, name: str) -> bool:
+        """Whether a quantity was written at a step."""
+        return any(name in line for line in reversed(self.lines) if line["step"] == step)
+
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """(steps, values) of one quantity."""
         found = [(line["step"], line[name]) for line in self.lines if line.get(name) is not None]

@@ -114,6 +114,8 @@ def choose_unet(config: TrainConfig, data: RefinerDataset, choices: list[str]) -
                 name, why = "sd15-half", "a latent space"
             choices.append(f"preset {name}: {why}")
         unet = preset(name, channels, dim, pooled)
+    if text and not any(unet.depths()):
+        choices.append("this network has no attention: the captions are not used")
     if unet.latent_channels != channels:
         raise BadInput(f"refiner.shape.latent_channels: expected the dataset's {channels}, got {unet.latent_channels}.")
     if text and unet.context_dim != dim:

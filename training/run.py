@@ -154,10 +154,16 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
     sample_picture, skipped, started, began_at = None, 0, time.monotonic(), step
     with folder.failures_told(lambda: (step, plan.total_steps)), closing(Journal(folder.path, step)) as journal:
         folder.set_status("running", step, plan.total_steps)
-        while step < plan.total_steps:
+        while True:
+            # Validation comes before the step: one that a stop broke off is made up for on resume.
+            due = step > 0 and step % every == 0 and data.held_out and config.validation.pictures
+            if due and not should_stop() and not journal.has(step, "validation/loss"):
+                sample_picture = _validate(refiner, ema, plan, data, config, step, journal, folder, should_stop)
             if should_stop():
                 save()
                 return stopped()
+            if step == plan.total_steps:
+                break
 
             rate = config.optimizer.learning_rate * warmup_cosine(step, config.optimizer.warmup_steps, plan.horizon)
             for group in optimizer.param_groups:
@@ -187,8 +193,6 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
             seconds += time.monotonic() - started
             started = time.monotonic()
             observer.on_step(step, plan.total_steps, total, _eta(seconds, step, plan.total_steps))
-            if step % every == 0 and data.held_out and config.validation.pictures:
-                sample_picture = _validate(refiner, ema, plan, data, config, step, journal, folder, should_stop)
             if observer.pictures and step % show_every == 0:
                 show_sample = sample_picture is not None and (step // show_every) % 2 == 1
                 observer.on_picture(sample_picture if show_sample else reports.loss_picture(journal))
@@ -307,7 +311,7 @@ def _validate(refiner, ema, plan, data, config, step, journal, folder, should_st
         averaged, plan, data, config, data.held_out[: config.validation.pictures],
         step_counts=(len(plan.sigmas) - 1,), sharpening=False, should_stop=should_stop,
     )
-    if not measured.count:  # stopped before the first pair
+    if should_stop():  # broken off: half of the pairs are no measure
         return None
     row = measured.rows[next(name for name in measured.rows if name.endswith(("step", "steps")))]
     values = {f"validation/{name}": value for name, value in row.items()}
