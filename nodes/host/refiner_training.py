@@ -188,14 +188,15 @@ def _hand_on(result: RunResult, observer: _NodeObserver) -> Trained:
 def _report_text(result: RunResult, messages: list[str]) -> str:
     """The run in words and one table; report.json in the run's folder has all of it."""
     report = result.report
-    lines = [result.message, f"Refiner: {result.refiner}", ""]
+    lines = [result.message, "", f"Refiner: {result.refiner}", ""]
     lines += [f"- {choice}" for choice in report.get("choices", [])]
     lines += [f"- {message}" for message in messages if message not in report.get("choices", [result.message])]
     evaluation = report.get("evaluation", {})
     measures: dict[str, dict[str, float]] = evaluation.get("measures", {})
     if measures:
         columns = list(next(iter(measures.values())))
-        lines += ["", f"Measured on {evaluation['pairs']} {evaluation['on']}:", "", _row(["", *columns])]
+        lines += ["", f"Measured on {evaluation['pairs']} {evaluation['on']}:", ""]
+        lines += [_row(["", *columns]), _row(["---", *("---:" for _ in columns)])]  # Markdown, for the preview node
         lines += [_row([name, *(f"{row.get(c, float('nan')):.3f}" for c in columns)]) for name, row in measures.items()]
     losses = evaluation.get("loss_per_sigma", {})
     if losses:
@@ -204,7 +205,7 @@ def _report_text(result: RunResult, messages: list[str]) -> str:
 
 
 def _row(cells: list[str]) -> str:
-    return " ".join(f"{cell:<12}" if i == 0 else f"{cell:>10}" for i, cell in enumerate(cells)).rstrip()
+    return "| " + " | ".join(cells) + " |"
 
 
 def _loss_picture(folder: Path) -> Tensor:

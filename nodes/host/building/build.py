@@ -23,7 +23,7 @@ from .material import LatentMaterial, Material, PictureMaterial
 from .pictures import PictureBatch, PictureFolder
 from .plan import BuildPlan, Fact, gather_facts, look, make_pair, make_plan
 from .recipe import count_build, recipe_hash
-from .report import byte_count, duration, latent_line, plan_lines, text_lines
+from .report import as_text, byte_count, duration, latent_line, plan_lines, text_lines
 from .request import BuildRequest, BuildResult
 from .sources import LatentBase, RawLatents, SampleBase
 
@@ -82,7 +82,7 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
     lines = [*plan_lines(request, plan), *material.notes()]
     if request.plan_only:
         report = [f"Plan of {folder.name}; nothing was written.", *notes, *lines, f"Estimate: {outlook}."]
-        return BuildResult("", "", sheet, "\n".join(report))
+        return BuildResult("", "", sheet, as_text(report))
 
     # --- text, latents, shards ----------------------------------------------------------------------------------
     if captions:
@@ -99,7 +99,7 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
         _write_pairs(writer, request, material, plan, facts, space, captions, ahead, progress)
         lines += material.retried()
         writer.attach(_SHEET_FILE, _png(sheet))
-        writer.attach(_REPORT_FILE, "\n".join(lines).encode(errors="replace"))
+        writer.attach(_REPORT_FILE, as_text(lines).encode(errors="replace"))
 
     count_build(request.name)
 
@@ -115,7 +115,7 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
         f"({duration(seconds)} estimated).",
     ]
     progress.message(report[0])
-    return BuildResult(str(folder), data.content_hash, sheet, "\n".join(report))
+    return BuildResult(str(folder), data.content_hash, sheet, as_text(report))
 
 
 # --------------------------------------------------------------------------------------------------- the steps above
@@ -182,7 +182,7 @@ def _reuse(folder: Path, progress: NodeProgress) -> BuildResult:
         _residual_line(data),
     ]
     progress.message(lines[0])
-    return BuildResult(str(folder), data.content_hash, Image.open(sheet).convert("RGB"), "\n".join(lines))
+    return BuildResult(str(folder), data.content_hash, Image.open(sheet).convert("RGB"), as_text(lines))
 
 
 def _named_space(request: BuildRequest, material: Material) -> LatentSpace | None:

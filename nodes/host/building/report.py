@@ -10,7 +10,7 @@ from .latent_space import LatentSpace
 from .plan import BuildPlan
 from .request import BuildRequest
 
-__all__ = ["byte_count", "duration", "latent_line", "plan_lines", "text_lines"]
+__all__ = ["as_text", "byte_count", "duration", "latent_line", "plan_lines", "text_lines"]
 
 _MOST_SKIPPED = 30
 
@@ -51,6 +51,11 @@ def text_lines(captions: CaptionEncoder | None) -> list[str]:
     if captions.cut:
         lines.append(f"Captions that were longer and were cut: {len(captions.cut)}.")
     return lines
+
+
+def as_text(lines: list[str]) -> str:
+    """One text; two spaces end each line, which Markdown (the host's preview node) needs to break it there."""
+    return "  \n".join(lines)
 
 
 def byte_count(count: float) -> str:
