@@ -97,7 +97,7 @@ def gather(run: Path, host: HostServer, refined: Result) -> dict:
     shutil.rmtree(RESULTS, ignore_errors=True)
     RESULTS.mkdir()
     for path in run.iterdir():
-        if path.is_file():
+        if path.is_file() and path.suffix:  # all but the lock
             shutil.copy2(path, RESULTS / path.name)
     for picture in host.pictures(refined):
         three = picture.width > 2 * picture.height  # base, refined and original side by side
