@@ -139,14 +139,22 @@ def choose_flow(config: TrainConfig, data: RefinerDataset, choices: list[str]) -
     return s, flow.sigmas(config.flow.steps).tolist(), config.flow.on_grid
 
 
+def find_device(name: str) -> torch.device | None:
+    """The device of that name, None where this machine has none."""
+    try:
+        probe = torch.zeros(1, device=name)
+        probe.item()  # the device "meta" holds no numbers
+    except (RuntimeError, AssertionError):
+        return None
+    return probe.device
+
+
 def choose_device(config: TrainConfig, choices: list[str]) -> torch.device:
     if config.device != "auto":
-        try:
-            probe = torch.zeros(1, device=config.device)
-            probe.item()  # the device "meta" holds no numbers
-            return probe.device
-        except (RuntimeError, AssertionError) as error:
-            raise BadInput(f"device: expected a device of this machine or auto, got {config.device!r}.") from error
+        device = find_device(config.device)
+        if device is None:
+            raise BadInput(f"device: expected a device of this machine or auto, got {config.device!r}.")
+        return device
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     choices.append(f"device {device}: {'the first GPU' if device.type == 'cuda' else 'no GPU found'}")
     return device

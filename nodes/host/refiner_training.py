@@ -19,6 +19,7 @@ from torch import Tensor
 from ...training.config import TrainConfig
 from ...training.data.shards import RefinerDataset
 from ...training.errors import BadInput
+from ...training.plan import find_device
 from ...training.run import RunResult, train
 from ...training.run_folder import RunFolder
 from .paths import resolve_inside, run_folder
@@ -60,8 +61,13 @@ class Trained:
 # ------------------------------------------------------------------------------------------------- the configuration
 
 
-def _build_config(*, dataset: str, run_name: str, options: str, **inputs: Any) -> TrainConfig:
-    """The node's inputs and its `options` JSON as one configuration; BadInput names the field."""
+def _build_config(
+    notes: list[str], *, dataset: str, run_name: str, options: str, **inputs: Any
+) -> TrainConfig:
+    """The node's inputs and its `options` JSON as one configuration; BadInput names the field.
+
+    A device that this machine lacks gives a note instead: a graph that somebody shared should run here too.
+    """
     values = _parse_options(options)
     for field, widget in _OWN_INPUTS.items():
         section, _, name = field.rpartition(".")
@@ -71,7 +77,11 @@ def _build_config(*, dataset: str, run_name: str, options: str, **inputs: Any) -
         raise BadInput("options: data.workers must stay 0 inside ComfyUI; train on the command line to use workers.")
     values["dataset"] = resolve_inside(dataset, "the dataset")
     values["run"] = run_folder(run_name)
-    values.setdefault("device", str(comfy.model_management.get_torch_device()))
+    own = str(comfy.model_management.get_torch_device())
+    wanted = values.setdefault("device", own)
+    if isinstance(wanted, str) and wanted != "auto" and find_device(wanted) is None:
+        notes.append(f"The device {wanted!r} of the options is not on this machine: trained on {own} instead.")
+        values["device"] = own
     values.setdefault("refiner", {})["preset"] = inputs["preset"]
     values.setdefault("optimizer", {})["learning_rate"] = inputs["learning_rate"]
     values.setdefault("data", {}).update(batch_size=inputs["batch_size"], crop=inputs["crop"] or None)
@@ -147,9 +157,12 @@ def train_refiner(node_id: str | None, if_run_exists: str, **inputs: Any) -> Tra
     """
     if if_run_exists not in (GO_ON, START_OVER):
         raise BadInput(f"if_run_exists must be {GO_ON!r} or {START_OVER!r}, got {if_run_exists!r}.")
-    config = _build_config(**inputs)
+    notes: list[str] = []
+    config = _build_config(notes, **inputs)
     folder = RunFolder(config.run)
     observer = _NodeObserver(NodeProgress(node_id, 1))
+    for note in notes:
+        observer.on_message(note)
     if _is_finished(folder, config):
         # Also with "start over": the same configuration and data give the same file, and a queue that is run again
         # for something further down the graph must not train for hours each time.

@@ -48,11 +48,10 @@ class Person:
     def type(self, node: int, widget: str, text: str):
         """Double click on a widget, type, Enter."""
         self.page.mouse.dblclick(*self.at(node, *self.page.evaluate(WIDGET_AT, [node, widget])))
-        self.page.locator(".graphdialog input").wait_for()
-        self.page.keyboard.press("Control+A")
-        self.page.keyboard.type(text)
-        self.page.keyboard.press("Enter")
-        self.page.locator(".graphdialog").wait_for(state="detached")
+        box = self.page.locator(".graphdialog input")
+        box.fill(text)  # into this very box: keys sent to the page can arrive before it has the focus
+        box.press("Enter")
+        box.wait_for(state="detached")
 
     def drag(self, node: int, dx: float, dy: float):
         x, y = self.at(node, 90, -15)

@@ -189,7 +189,7 @@ def test_train_load_and_sample_in_one_graph(host, dataset):
         ({"options": '{"data": {"batch_size": 3}}'}, "data.batch_size has an input of its own"),
         ({"options": '{"data": 3}'}, "data must be a JSON object"),
         ({"options": '{"data": {"workers": 2}}'}, "data.workers must stay 0"),
-        ({"options": '{"device": "cuda:77"}'}, "device"),
+        ({"options": '{"device": 77}'}, "device"),
         ({"preset": "huge"}, "preset"),
         ({"precision": "fp8"}, "precision"),
         ({"if_run_exists": "maybe"}, "if_run_exists"),
@@ -201,6 +201,11 @@ def test_bad_input_is_one_sentence(host, dataset, inputs, said):
     result = host.run(prompt)
     assert result.status in ("error", "refused")
     assert said in result.error.message and "\n" not in result.error.message
+
+
+def test_a_device_that_this_machine_lacks_runs_with_a_note(host, dataset):
+    result = host.run(graph(dataset, "test_train device", options={**OPTIONS, "device": "cuda:77"})).expect_success()
+    assert "'cuda:77' of the options is not on this machine" in text(result, "report")
 
 
 def test_a_dataset_that_is_none_is_named(host, dataset):
