@@ -31,7 +31,10 @@ class Evaluation:
     rows: dict[str, dict[str, float]]  # "base", "sharpening", "1 step", ... -> measure -> mean over the pairs
     loss_per_sigma: dict[str, float]
     pictures: list[dict[str, Tensor]] = field(repr=False)  # per pair: base, refined, target as [3, h, w] in [0, 1]
-    count: int = 0
+
+    @property
+    def count(self) -> int:
+        return len(self.pictures)
 
     def as_json(self) -> dict[str, Any]:
         return {"pairs": self.count, "measures": self.rows, "loss_per_sigma": self.loss_per_sigma}
@@ -117,9 +120,7 @@ def evaluate(
         pictures.append({n: to_picture(x, preview) for n, x in (("base", b), ("refined", shown), ("target", z))})
     count = max(len(pictures), 1)
     rows = {name: {m: v / count for m, v in row.items()} for name, row in totals.items()}
-    return Evaluation(
-        rows, {f"{t:g}": loss / count for t, loss in zip(sigmas, losses, strict=True)}, pictures, len(pictures)
-    )
+    return Evaluation(rows, {f"{t:g}": loss / count for t, loss in zip(sigmas, losses, strict=True)}, pictures)
 
 
 def _measure(answer: Tensor, z: Tensor, b: Tensor, pixel: bool) -> dict[str, float]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
+
+from .whole_file import write_whole
 
 
 class Journal:
@@ -21,9 +22,7 @@ class Journal:
 
         self.path = folder / "metrics.jsonl"
         self.lines: list[dict[str, Any]] = [line for line in read(self.path) if line["step"] <= resume_step]
-        beside = self.path.with_name(self.path.name + ".partial")
-        beside.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
-        os.replace(beside, self.path)
+        write_whole(self.path, "".join(json.dumps(line) + "\n" for line in self.lines))
         self._file = open(self.path, "a")  # noqa: SIM115 open as long as the run
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=resume_step + 1)
 

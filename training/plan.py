@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass, field
 
 import torch
+from pydantic import ValidationError
 
 from .config import TrainConfig
 from .data.shards import RefinerDataset
-from .errors import BadInput
+from .errors import BadInput, first_error
 from .refiner import flow
 from .refiner.size import Size, check_size
 from .refiner.unet import UNetConfig, preset
@@ -95,13 +96,8 @@ def choose_unet(config: TrainConfig, data: RefinerDataset, choices: list[str]) -
             fields = {"context_dim": dim, "pooled_dim": pooled, **fields}
         try:
             unet = UNetConfig(**fields)
-        except (ValueError, TypeError) as error:
-            from pydantic import ValidationError
-
-            from .errors import first_error
-
-            reason = first_error(error) if isinstance(error, ValidationError) else str(error)
-            raise BadInput(f"refiner.shape: {reason}.") from error
+        except ValidationError as error:
+            raise BadInput(f"refiner.shape: {first_error(error)}.") from error
         choices.append("explicit network shape from the configuration")
     else:
         name = config.refiner.preset

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .whole_file import write_whole
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -80,9 +82,7 @@ def write(
     if measured.pictures:
         grid_picture(measured.pictures).save(folder / "grid.png")
     loss_picture(journal).save(folder / "loss.png")
-    beside = folder / "report.json.partial"
-    beside.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    os.replace(beside, folder / "report.json")
+    write_whole(folder / "report.json", json.dumps(report, indent=1) + "\n")
     return report
 
 

@@ -23,9 +23,10 @@ import torch
 
 from .checkpoint import list_steps
 from .config import TrainConfig, differences
-from .data.staging import LOCK, hold_lock
+from .data.staging import LOCK, aside_name, hold_lock
 from .errors import BadInput, TrainingFailed
 from .refiner.file import load_meta
+from .whole_file import write_whole
 
 REFINER = "refiner.safetensors"
 
@@ -49,6 +50,11 @@ class RunFolder:
         """Whether the run was done and what it gave is still whole."""
         return self.status().get("state") == "done" and self._has_refiner() and bool(_read_json(self.report))
 
+    def holds(self, config: TrainConfig, data_hash: str) -> bool:
+        """Whether the run in the folder, finished or not, is this very one."""
+        stored = _read_json(self.path / "config.json")
+        return bool(stored) and not _changes(stored, _this_run(config, data_hash))
+
     def claim(self, config: TrainConfig, data_hash: str) -> None:
         """Make the folder this run's own until `release`.
 
@@ -56,7 +62,7 @@ class RunFolder:
         which something was learned. A finished run whose refiner has been deleted or damaged is trained again from the
         start: its checkpoints go, so that nothing goes on silently from trained weights.
         """
-        new = {"identity": config.identity(), "data": data_hash}
+        new = _this_run(config, data_hash)
         stored = _read_json(self.path / "config.json")
         others = [file for file in self.path.iterdir() if file.name != LOCK] if self.path.is_dir() else []
         if others and not stored:
@@ -137,9 +143,7 @@ class RunFolder:
         """Rename the folder to `<name>.previous-N` for a start over; nothing is lost. None where there was none."""
         if not self.path.exists():
             return None
-        number = 1
-        while (aside := self.path.with_name(f"{self.path.name}.previous-{number}")).exists():
-            number += 1
+        aside = aside_name(self.path)
         try:
             self._hold()
             self.release()  # Windows renames no folder that has an open file
@@ -147,6 +151,11 @@ class RunFolder:
         except OSError as error:
             raise BadInput(f"Run folder {self.path}: cannot be kept as {aside.name} ({error.strerror}).") from error
         return aside
+
+
+def _this_run(config: TrainConfig, data_hash: str) -> dict[str, Any]:
+    """What decides the trained weights, as config.json keeps it."""
+    return {"identity": config.identity(), "data": data_hash}
 
 
 def _changes(stored: dict[str, Any], new: dict[str, Any]) -> list[str]:
@@ -171,6 +180,4 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:
-    beside = path.with_name(path.name + ".partial")
-    beside.write_text(json.dumps(values, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    os.replace(beside, path)
+    write_whole(path, json.dumps(values, indent=1, sort_keys=True) + "\n")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import folder_paths
 
+from ...training.data.staging import aside_name
 from ...training.errors import BadInput
 
 __all__ = [
@@ -191,9 +192,7 @@ def move_aside(folder: Path) -> Path | None:
     """Rename `folder` to `<name>.previous-N` beside it, N the first free number; None when there was nothing."""
     if not folder.exists():
         return None
-    number = 1
-    while (aside := folder.with_name(f"{folder.name}.previous-{number}")).exists():
-        number += 1
+    aside = aside_name(folder)
     try:
         folder.rename(aside)
     except OSError as error:

@@ -185,12 +185,7 @@ def train_refiner(node_id: str | None, if_run_exists: str, **inputs: Any) -> Tra
 
 def _is_finished(folder: RunFolder, config: TrainConfig) -> bool:
     """Whether the folder holds this very run, whole."""
-    try:
-        stored = json.loads((folder.path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    same = isinstance(stored, dict) and stored.get("identity") == config.identity()
-    return same and folder.is_finished() and stored.get("data") == RefinerDataset.open(config.dataset).content_hash
+    return folder.is_finished() and folder.holds(config, RefinerDataset.open(config.dataset).content_hash)
 
 
 def _hand_on(result: RunResult, observer: _NodeObserver) -> Trained:

@@ -116,6 +116,14 @@ class StagedFolder:
         return BadInput(f"Cannot write {name} of the folder {self.final}: {error.strerror or error}.")
 
 
+def aside_name(folder: Path) -> Path:
+    """`<name>.previous-N` beside a folder, N the first free number: where it goes to make room for a new one."""
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.previous-{number}")).exists():
+        number += 1
+    return aside
+
+
 def hold_lock(path: Path) -> IO[bytes] | None:
     """The file at `path`, locked until it is closed or its process ends; None where another process holds it."""
     try:
