@@ -311,4 +311,34 @@ LAYOUTS: dict[str, Layout] = {
             ),
         ]
     ],
+    "vae_split_precision": [
+        [
+            Group(
+                "One VAE, two precisions",
+                [
+                    [
+                        Note(
+                            READ_ME,
+                            "One VAE, read once, in two precisions side by side: neither branch changes the other, and "
+                            "nothing is restarted.\n\n*Load VAE (Precision)* reads the file's weights as they are; "
+                            "choose your own file there, or link any other VAE into the two *Select VAE Precision*.\n\n"
+                            "An encoder in BF16 costs little: its latent is noised anyway. The decoder gives the "
+                            "picture itself, so it is worth FP32.",
+                            height=270,
+                        ),
+                        Node(2),
+                    ],
+                    [Node(3), Node(11, height=190, width=420)],
+                    [Node(4), Node(12, height=190, width=420)],
+                ],
+            ),
+        ],
+        [
+            Group("A picture there and back", [[Node(1, height=PICTURE)], [Node(5), Node(6), Node(7)]]),
+            Group(
+                "What came out",
+                [[Node(8, height=PICTURE), Node(9, collapsed=True)], [Node(10, height=PICTURE, width=700)]],
+            ),
+        ],
+    ],
 }

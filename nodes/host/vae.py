@@ -1,4 +1,4 @@
-"""The host's VAE as the dataset builder needs it: encode a picture, know the VAE again, say where a NaN came from."""
+"""The host's VAE: encode a picture, know the VAE again, say where a NaN came from, copy it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,25 @@ import copy
 import hashlib
 from typing import Any
 
-import comfy.model_management
 import comfy.model_patcher
 import torch
 
 from ...training.errors import BadInput
 from .finite import FirstBadLayer
+from .private_copy import copy_module
 from .weights import hash_weights
 
-__all__ = ["PictureEncoder", "decode_latent", "latent_downscale", "vae_dtype", "vae_fingerprint"]
+__all__ = [
+    "PictureEncoder",
+    "class_name",
+    "copy_vae",
+    "decode_latent",
+    "latent_downscale",
+    "refuse_empty",
+    "vae_dtype",
+    "vae_fingerprint",
+    "with_module",
+]
 
 
 def latent_downscale(vae: Any) -> int:
@@ -22,14 +32,14 @@ def latent_downscale(vae: Any) -> int:
 
     A video VAE gives (function of frames, 16, 16), and newer hosts may give a function for a side as well.
     """
-    _refuse_empty(vae)
+    refuse_empty(vae)
     ratio = vae.downscale_ratio
     if isinstance(ratio, (tuple, list)):
         ratio = ratio[-1]
     if callable(ratio):
         ratio = 1024 / ratio(1024)
     if ratio < 1 or ratio != int(ratio):
-        raise BadInput(f"The VAE ({_class_name(vae)}) must shrink a picture by a whole number; it says {ratio}.")
+        raise BadInput(f"The VAE ({class_name(vae)}) must shrink a picture by a whole number; it says {ratio}.")
     return int(ratio)
 
 
@@ -40,8 +50,8 @@ def vae_dtype(vae: Any) -> str:
 
 def vae_fingerprint(vae: Any) -> str:
     """Hex digest of the VAE's class and weights (sampled, with what patches it), and of the dtype that it runs in."""
-    _refuse_empty(vae)
-    digest = hashlib.sha256(f"{_class_name(vae)} {vae_dtype(vae)}".encode())
+    refuse_empty(vae)
+    digest = hashlib.sha256(f"{class_name(vae)} {vae_dtype(vae)}".encode())
     hash_weights(digest, vae.patcher)
     return digest.hexdigest()
 
@@ -86,20 +96,20 @@ class PictureEncoder:
             latent = latent[:, :, 0]
         if latent.ndim != 4 or latent.shape[0] != 1:
             raise BadInput(
-                f"The VAE ({_class_name(vae)}) must give one still latent [1,C,h,w] for {name}; it gave "
+                f"The VAE ({class_name(vae)}) must give one still latent [1,C,h,w] for {name}; it gave "
                 f"{list(latent.shape)}. Audio and several-frame latents cannot be refined here."
             )
         want = (picture.shape[-2] // self.downscale, picture.shape[-1] // self.downscale)
         if tuple(latent.shape[-2:]) != want:
             raise BadInput(
-                f"The VAE ({_class_name(vae)}) says that it shrinks pictures by {self.downscale}, but {name} of "
+                f"The VAE ({class_name(vae)}) says that it shrinks pictures by {self.downscale}, but {name} of "
                 f"{picture.shape[-1]}x{picture.shape[-2]} became a latent of {latent.shape[-1]}x{latent.shape[-2]}."
             )
         return latent[0].float().cpu().clone()
 
     def _encode_in_float32(self, picture: torch.Tensor, name: str) -> torch.Tensor:
         if self._private is None:
-            self._private = _float32_copy(self.vae)
+            self._private = copy_vae(self.vae, torch.float32)
         with FirstBadLayer(self._private.first_stage_model) as bad:
             latent = self._encode_with(self._private, picture, name)
         if not torch.isfinite(latent).all():
@@ -112,84 +122,33 @@ class PictureEncoder:
         return latent
 
 
-def _refuse_empty(vae: Any) -> None:
+def refuse_empty(vae: Any) -> None:
+    """BadInput for the VAE of a checkpoint that has none."""
     if getattr(vae, "first_stage_model", None) is None:
         raise BadInput("The vae holds no weights: the checkpoint that it comes from has no VAE.")
 
 
-def _class_name(vae: Any) -> str:
+def class_name(vae: Any) -> str:
+    """The host's class of the VAE, such as "AutoencoderKL"."""
     return type(getattr(vae, "first_stage_model", None)).__name__
 
 
-# What the host hangs on a module while it is loaded: a copy that kept it would be taken for loaded already.
-_LOADED_STATE = (
-    "model_loaded_weight_memory",
-    "model_offload_buffer_memory",
-    "model_lowvram",
-    "lowvram_patch_counter",
-    "current_weight_patches_uuid",
-    "comfy_patched_weights",
-    "prev_comfy_cast_weights",
-    "dynamic_vbars",
-    "dynamic_pins",
-    "dynamic_patchers",
-    "_v",
-    "_v_signature",
-    "_v_weight",
-    "_v_bias",
-    "_v_block",
-    "_prefetch",
-    "_pin_state",
-    "_pins",
-    "seed_key",
-    "weight_lowvram_function",
-    "bias_lowvram_function",
-    "comfy_force_cast_weights",
-    "_comfy_graph",
-)
+def copy_vae(vae: Any, dtype: torch.dtype) -> Any:
+    """A VAE object of its own, with its own weights in `dtype` on a plain patcher; the VAE that came in is not touched.
 
-
-def _float32_copy(vae: Any) -> Any:
-    """A VAE object of its own, with its own FP32 weights on a plain patcher; the VAE that came in is not touched.
-
-    The weights are the unpatched ones. deepcopy's memo is filled beforehand with the FP32 parameters, so that neither
-    the low-precision weights nor the host's loading handles are ever copied.
+    What the host has rounded away when it loaded the file does not come back.
     """
-    source = vae.first_stage_model
-    with vae.patcher.use_ejected():
-        memo: dict[int, Any] = {}
-        for key, parameter in [*source.named_parameters(), *source.named_buffers()]:
-            if hasattr(parameter, "dequantize") and type(parameter) not in (torch.Tensor, torch.nn.Parameter):
-                raise BadInput("The VAE has quantized weights and gives NaN; load it in full precision instead.")
-            backup = vae.patcher.backup.get(key)
-            weight = parameter if backup is None else backup.weight
-            if weight.is_floating_point():
-                weight = weight.detach().to("cpu", torch.float32, copy=True)
-            else:
-                weight = weight.detach().to("cpu", copy=True)
-            if isinstance(parameter, torch.nn.Parameter):
-                weight = torch.nn.Parameter(weight, requires_grad=False)
-            memo[id(parameter)] = weight
-        for module in source.modules():
-            for attribute in _LOADED_STATE:
-                held = module.__dict__.get(attribute)
-                if held is not None:
-                    memo[id(held)] = held  # shared, then dropped below
-        private = copy.deepcopy(source, memo)
-    for module in private.modules():
-        for attribute in _LOADED_STATE:
-            module.__dict__.pop(attribute, None)
-        for functions in ("weight_function", "bias_function"):
-            if functions in module.__dict__:
-                setattr(module, functions, [])
-        for attribute in [a for a in module.__dict__ if a.endswith("_comfy_model_dtype")]:
-            setattr(module, attribute, torch.float32)
-    private.device = torch.device("cpu")
+    private = copy_module(vae.first_stage_model, vae.patcher, dtype)
+    return with_module(vae, private, dtype)
+
+
+def with_module(vae: Any, module: torch.nn.Module, dtype: torch.dtype) -> Any:
+    """`vae` again, with another module at work, which is fed in `dtype`."""
     new = copy.copy(vae)
-    new.first_stage_model = private
+    new.first_stage_model = module
     new.patcher = comfy.model_patcher.ModelPatcher(
-        private, load_device=vae.patcher.load_device, offload_device=vae.patcher.offload_device
+        module, load_device=vae.patcher.load_device, offload_device=vae.patcher.offload_device
     )
-    new.vae_dtype = torch.float32
+    new.vae_dtype = dtype
     new.size = None
     return new

@@ -4,11 +4,14 @@ The host reads sys.argv while it is imported, so pytest never imports it. Script
 as a process of its own:
 
     python tests/host/SCRIPT.py HOST_FOLDER RESULT.json [check ...]
+
+REF2V_HOST_FLAGS holds more of the host's command line, such as --bf16-vae.
 """
 
 import importlib
 import importlib.util
 import json
+import os
 import sys
 import tempfile
 import traceback
@@ -18,7 +21,7 @@ HOST, RESULT, WANTED = sys.argv[1], sys.argv[2], sys.argv[3:]
 PACK = Path(__file__).resolve().parents[2]
 WORK = tempfile.TemporaryDirectory(prefix="ref2v-")
 sys.path.insert(0, HOST)
-sys.argv = ["main.py", "--cpu", "--base-directory", WORK.name]
+sys.argv = ["main.py", "--cpu", "--base-directory", WORK.name, *os.environ.get("REF2V_HOST_FLAGS", "").split()]
 
 import comfy.options  # noqa: E402
 

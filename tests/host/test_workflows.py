@@ -88,6 +88,18 @@ def test_refiner_behind_a_base_model_changes_its_picture(host, run):
     assert np.abs(refined - base).mean() > 1 / 255
 
 
+def test_split_vae_shows_one_picture_in_two_precisions(host, run):
+    result = run("vae_split_precision")
+    (node,) = of_type(api("vae_split_precision"), "PreviewImage")
+    picture = as_array(host.pictures(result, node)[0])
+    width = (picture.shape[1] - 4) // 2
+    fine, coarse = picture[:, :width], picture[:, -width:]
+    assert np.abs(fine - coarse).max() > 0
+    assert np.corrcoef(fine.ravel(), coarse.ravel())[0, 1] > 0.9
+    said = [result.outputs[node]["text"][0] for node in of_type(api("vae_split_precision"), "PreviewAny")]
+    assert ["Encoder: bf16\nDecoder: fp32" in said[0], "Encoder: bf16\nDecoder: bf16" in said[1]] == [True, True]
+
+
 def thirds(host, result, name: str) -> list[np.ndarray]:
     """Base, refined and original from the picture that shows them side by side."""
     (node,) = of_type(api(name), "PreviewImage")

@@ -21,6 +21,7 @@ NEEDS = {
     "generate_and_refine": "train_from_model",
 }
 
+VAE = "workflow_vae.safetensors"
 PICTURES, HELD_OUT_PICTURE = "workflow_pictures", "workflow_picture.png"
 SHORT = {"epochs": 2, "batch_size": 4, "precision": "fp32", "options": '{"data": {"repeats": 2}, "ema_decay": 0.9}'}
 PIXELS = {**SHORT, "crop": 32, "run_name": "workflow pixels"}
@@ -63,6 +64,10 @@ OVERRIDES: dict[str, dict[str, dict]] = {
         "Ref2VBuildRefinerDataset": {**DATASET, "folder": "workflow_pairs/after"},
         "Ref2VTrainRefiner": {**PIXELS, "run_name": "workflow pairs"},
     },
+    "vae_split_precision": {
+        "Ref2VLoadVAE": {"file": VAE},
+        "LoadImage": {"image": HELD_OUT_PICTURE},
+    },
     "train_from_latents": {
         "Targets": {"latent": "workflow_target.latent"},
         "Bases, in the same order": {"latent": "workflow_base.latent"},
@@ -104,7 +109,7 @@ def as_array(picture: Image.Image) -> np.ndarray:
 
 
 def make_inputs(folder: Path):
-    """Pictures, pairs and latents in `folder`, the host's input folder; nothing where they are there already."""
+    """Pictures, pairs and latents in `folder`, the host's input folder, and a VAE; nothing where they are already."""
     if (folder / HELD_OUT_PICTURE).exists():
         return
     shots = some_pictures(13, 160)
@@ -118,6 +123,7 @@ def make_inputs(folder: Path):
         before = picture.reduce(3)  # another size and another format than its partner
         before.save(folder / "workflow_pairs" / "before" / f"{number:02d}.jpg", quality=60)
     save_latents(folder)
+    save_vae(folder.parent / "models")
     held_out.save(folder / HELD_OUT_PICTURE)
 
 
@@ -150,3 +156,16 @@ def save_latents(folder: Path):
     for name, latent in (("target", target), ("base", base)):
         tensors = {"latent_tensor": latent.contiguous(), "latent_format_version_0": torch.tensor([])}
         save_file(tensors, folder / f"workflow_{name}.latent")
+
+
+def save_vae(models: Path):
+    """The VAE of the small checkpoint as a file of its own, its latents enlarged: they are almost constant."""
+    import torch
+    from safetensors.torch import save_file
+
+    state = torch.load(models / "checkpoints" / MIN, weights_only=True)["state_dict"]
+    prefix = "first_stage_model."
+    vae = {key.removeprefix(prefix): value.contiguous() for key, value in state.items() if key.startswith(prefix)}
+    vae["taesd_encoder.14.weight"] *= 60
+    (models / "vae").mkdir(exist_ok=True)
+    save_file({key: value.clone() for key, value in vae.items()}, models / "vae" / VAE)

@@ -1,0 +1,75 @@
+"""Read a VAE from its file without the rounding that the host's loaders do on most GPUs."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import comfy.model_management
+import comfy.sd
+import comfy.utils
+import folder_paths
+import torch
+
+from ....training.errors import BadInput
+from ....training.precision.dtypes import dtype_name
+from .vae import SelectedVAE, remember_loader, select_vae_precision
+
+__all__ = ["NO_FILES", "fingerprint_vae_file", "list_vae_files", "load_vae_precisely"]
+
+NO_FILES = "(no files yet)"
+_CHECKPOINTS = "checkpoints/"
+_PREFIXES = ("first_stage_model.", "vae.", "pretransform.model.")  # of the VAE inside a checkpoint
+
+
+def list_vae_files() -> list[str]:
+    """VAE files by name, then the checkpoints (which hold a VAE too) as "checkpoints/<name>"."""
+    inside = [_CHECKPOINTS + name.replace("\\", "/") for name in folder_paths.get_filename_list("checkpoints")]
+    return [*folder_paths.get_filename_list("vae"), *inside]
+
+
+def load_vae_precisely(name: str, encoder: str, decoder: str) -> SelectedVAE:
+    """The VAE of a file from `list_vae_files()`, its weights exactly those of the file before any cast.
+
+    "default" is the dtype that the host's own loader would choose. Raises BadInput naming the file.
+    """
+    path = _path(name)
+    state, metadata = comfy.utils.load_torch_file(path, safe_load=True, return_metadata=True)
+    if name.startswith(_CHECKPOINTS):
+        state = _vae_of(state, name)
+    in_file = sorted({dtype_name(value.dtype) for value in state.values() if value.is_floating_point()})
+    vae = comfy.sd.VAE(sd=state, metadata=metadata, dtype=torch.float32)
+    if vae.first_stage_model is None:
+        raise BadInput(f"{name} holds no VAE that ComfyUI knows.")
+    chosen = comfy.model_management.vae_dtype(vae.device, vae.working_dtypes)
+    remember_loader(vae, chosen, chosen)
+    selected = select_vae_precision(vae, encoder, decoder)
+    return SelectedVAE(selected.vae, f"{selected.report}\nThe file holds {' and '.join(in_file)} weights.")
+
+
+def fingerprint_vae_file(name: str | None, encoder: str | None, decoder: str | None) -> str:
+    """Changes with the inputs and with the file on disk. Linked inputs are None here."""
+    try:
+        file = os.stat(_path(name or NO_FILES))
+        state: Any = (file.st_size, file.st_mtime_ns)
+    except (BadInput, OSError) as problem:  # execute will say it
+        state = str(problem)
+    return repr((name, encoder, decoder, state))
+
+
+def _path(name: str) -> str:
+    if name == NO_FILES:
+        raise BadInput("No VAE is chosen: put a file into models/vae and press R to see it in the list.")
+    folder = "checkpoints" if name.startswith(_CHECKPOINTS) else "vae"
+    path = folder_paths.get_full_path(folder, name.removeprefix(_CHECKPOINTS))
+    if path is None:
+        raise BadInput(f"The file {name!r} does not exist in models/{folder}.")
+    return path
+
+
+def _vae_of(state: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
+    for prefix in _PREFIXES:
+        found = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+        if found:
+            return found
+    raise BadInput(f"{name} holds no VAE: none of its keys starts with {' or '.join(_PREFIXES)}.")

@@ -1,0 +1,209 @@
+"""A dtype for each half of a VAE: on the host's objects of many families, and in graphs of a running host.
+
+The first part reads the numbers of tests/host/vae_precision_in_host.py, which runs once in a process of its own.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.host.checkpoints import MIN, make_checkpoints
+from tests.host.conftest import STATE
+from tests.host.server import HostServer
+
+SCRIPT = Path(__file__).with_name("vae_precision_in_host.py")
+SPY = Path(__file__).with_name("vae_spy.py")
+ENCODES_NOT = "TAEHV of Wan 2.2"
+BUILT = [
+    "SD and SDXL (AutoencoderKL)",
+    "Flux 1 and SD 3 (AutoencodingEngine)",
+    "TAESD",
+    "TAEHV",
+    ENCODES_NOT,
+    "Wan 2.1 and Qwen Image (WanVAE)",
+    "LTXV (VideoVAE)",
+    "Cosmos",
+    "Stable Cascade A (StageA)",
+    "Stable Audio (Oobleck)",
+]
+
+
+@pytest.fixture(scope="module")
+def results(host_path, tmp_path_factory):
+    out = tmp_path_factory.mktemp("vae precision") / "results.json"
+    command = [sys.executable, str(SCRIPT), str(host_path), str(out)]
+    ran = subprocess.run(
+        command, capture_output=True, text=True, timeout=900, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    if not out.is_file():
+        pytest.fail(f"{SCRIPT.name} ended with code {ran.returncode}:\n{ran.stderr[-4000:]}")
+    return json.loads(out.read_text())
+
+
+def passed(results, name):
+    if "failed" in results[name]:
+        pytest.fail(results[name]["failed"])
+    return results[name]
+
+
+@pytest.fixture
+def check(results, request):
+    """The results of the check that the test is named after."""
+    return passed(results, request.node.originalname.removeprefix("test_"))
+
+
+# -------------------------------------------------------------------------------------------------------- the families
+
+
+@pytest.fixture(params=BUILT)
+def family(results, request):
+    return request.param, passed(results, request.param)
+
+
+def test_each_half_runs_in_its_own_dtype_and_gives_what_the_host_gives_there(family):
+    """Whole and tiled, in one, two and three dimensions, to the bit."""
+    name, found = family
+    told = {key: value for key, value in found.items() if key.endswith("the host's")}
+    assert told and all(told.values()), told
+    layers = {"encoder": ["torch.bfloat16"], "decoder": ["torch.float32"]}
+    assert found["layers"] == ({"encoder": [], "decoder": ["torch.bfloat16"]} if name == ENCODES_NOT else layers)
+
+
+def test_the_vae_that_came_in_is_not_touched(family):
+    """Weights, dtypes, hooks, the host's memory bookkeeping; and "default" gives back that very object."""
+    assert family[1]["source unchanged"] and family[1]["default gives the source"]
+
+
+def test_memory_follows_the_dtype_of_the_half(family):
+    assert family[1]["memory"] == [2.0, 1.0]  # decoder FP32 against BF16, encoder as loaded
+    assert family[1]["held"] < 1.01  # of the decoder's FP32 weights: no half is copied that stays as it is
+    assert family[1]["saved whole"] and {"torch.bfloat16", "torch.float32"} <= set(family[1]["saved dtypes"])
+
+
+# ------------------------------------------------------------------------------------------------------ what else holds
+
+
+def test_objects_are_shared_weakly(check):
+    assert check == {"same": [True, False], "forgotten": True, "source forgotten": True}
+
+
+def test_any_order_gives_the_same(check):
+    assert check.pop("differs") > 1e-3
+    assert all(check.values()), check
+
+
+def test_encoder_input_is_rescaled_in_float32(check):
+    assert 5e-4 < check["after"] < 8e-4 < 1.3e-3 < check["before"]
+
+
+def test_what_is_refused(check):
+    report, in_dtype, as_the_host = check["unknown is one"]
+    assert "cannot be split: all of it runs in fp16" in report and in_dtype and as_the_host
+    assert "no encoder" in check["no encoder"] and check["its decoder"] == "Decoder: bf16"
+    assert "no layers" in check["pixel space"] and "patched" in check["patched"] and "no VAE" in check["empty"]
+    assert "--disable-dynamic-vram" in check["dynamic"] and check["dynamic default"]
+    assert "taesd_decoder.1.weight is quantized" in check["quantized"]
+    first, second = check["lacks"].splitlines()[1:3]
+    assert first.startswith("Encoder: fp32, as loaded, because this CPU cannot compute in fp8_e4m3fn")
+    assert second.startswith("Decoder: fp32, as loaded, because this version of the pack does not know")
+    assert "Decoder: fp32 (auto: " in check["auto"]
+    assert "fp32 compute over bf16 weights" in check["rounded"] and "Load VAE (Precision)" in check["rounded"]
+
+
+# -------------------------------------------------------------------------------- one graph, on a host that rounds VAEs
+
+
+@pytest.fixture(scope="module")
+def rounding_host(host_path, tmp_path_factory):
+    """A host that loads every VAE in BF16, as most GPUs make it do, and that has a node which looks on."""
+    base = tmp_path_factory.mktemp("rounding host")
+    make_checkpoints(host_path, base / "models" / "checkpoints", (MIN,), cache=STATE / "checkpoints")
+    (base / "custom_nodes").mkdir()
+    (base / "custom_nodes" / SPY.name).write_text(SPY.read_text())
+    args = ("--bf16-vae", "--disable-api-nodes")
+    with HostServer(host_path, base=base, args=args, env={"OMP_NUM_THREADS": "1"}) as server:
+        yield server
+
+
+LOADERS = {
+    "latent": {"class_type": "EmptyLatentImage", "inputs": {"width": 64, "height": 64, "batch_size": 1}},
+    "host": {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": MIN}},
+}
+
+
+def select(decoder, source=("host", 2)):
+    inputs = {"vae": list(source), "encoder": "default", "decoder": decoder}
+    return {"class_type": "Ref2VSelectVAEPrecision", "inputs": inputs}
+
+
+def spy(vae, again=0):
+    return {"class_type": "Ref2VTestSpy", "inputs": {"vae": list(vae), "latent": ["latent", 0], "again": again}}
+
+
+def seen(result):
+    """{name of the spy: what it saw}"""
+    assert result.status == "success", result.error
+    return {node: json.loads(out["text"][0]) for node, out in result.outputs.items() if node.startswith("spy")}
+
+
+def test_one_vae_in_three_precisions_in_one_graph(rounding_host):
+    alone = seen(rounding_host.run({**LOADERS, "spy straight": spy(("host", 2))}))["spy straight"]
+    assert alone["dtypes"] == ["torch.bfloat16"]
+    branches = {
+        "spy straight": ("host", 2),
+        "spy fine": ("fine", 0),
+        "spy coarse": ("coarse", 0),
+        "spy restored": ("restored", 0),
+    }
+    selectors = {
+        "fine": select("fp32"),
+        "coarse": select("fp16"),
+        "between": select("fp16", ("fine", 0)),
+        "restored": select("default", ("between", 0)),
+    }
+    rounds = []
+    for turn, order in enumerate((list(branches), list(reversed(branches)), sorted(branches))):
+        graph = {**LOADERS, **selectors, **{name: spy(branches[name], turn + 1) for name in order}}
+        rounds.append(seen(rounding_host.run(graph)))
+    for found in rounds:
+        assert found["spy straight"] == found["spy restored"] == alone
+        assert found["spy fine"]["dtypes"] == ["torch.float32"] and found["spy coarse"]["dtypes"] == ["torch.float16"]
+    assert rounds[0] == rounds[1] == rounds[2]
+    assert len({found["picture"] for found in rounds[0].values()}) == 3
+
+
+def test_load_vae_reads_what_the_hosts_loader_rounds_away(rounding_host):
+    load = {"class_type": "Ref2VLoadVAE", "inputs": {"file": f"checkpoints/{MIN}", "encoder": "default"}}
+    load["inputs"]["decoder"] = "default"
+    graph = {
+        **LOADERS, "load": load, "exact": select("fp32", ("load", 0)), "rounded": select("fp32"),
+        "spy host": spy(("host", 2)), "spy load": spy(("load", 0)),
+        "spy exact": spy(("exact", 0)), "spy rounded": spy(("rounded", 0)),
+        "said": {"class_type": "PreviewAny", "inputs": {"source": ["exact", 1]}},
+        "warned": {"class_type": "PreviewAny", "inputs": {"source": ["rounded", 1]}},
+    }  # fmt: skip
+    result = rounding_host.run(graph)
+    found = seen(result)
+    assert found["spy load"] == found["spy host"]  # default: what the host's loader chooses
+    assert found["spy exact"]["dtypes"] == found["spy rounded"]["dtypes"] == ["torch.float32"]
+    assert found["spy exact"]["weights"] != found["spy rounded"]["weights"]
+    assert "rounded" not in result.outputs["said"]["text"][0]
+    assert "fp32 compute over bf16 weights" in result.outputs["warned"]["text"][0]
+
+
+def test_a_workflow_with_a_dtype_from_elsewhere_runs(rounding_host):
+    graph = {**LOADERS, "new": select("fp5"), "spy": spy(("new", 0))}
+    graph["said"] = {"class_type": "PreviewAny", "inputs": {"source": ["new", 1]}}
+    result = rounding_host.run(graph)
+    assert seen(result)["spy"]["dtypes"] == ["torch.bfloat16"]
+    assert "does not know the dtype 'fp5'" in result.outputs["said"]["text"][0]
+
+
+def test_a_file_that_is_gone_is_named(rounding_host):
+    load = {"class_type": "Ref2VLoadVAE", "inputs": {"file": "gone.safetensors", "encoder": "fp32", "decoder": "fp32"}}
+    result = rounding_host.run({**LOADERS, "load": load, "spy": spy(("load", 0))})
+    assert result.status == "error" and "'gone.safetensors' does not exist in models/vae" in result.error.message

@@ -1,0 +1,242 @@
+"""VAEs of many families with a dtype for each half; tests/host/test_vae_precision.py reads the results.
+
+See in_host.py for how it is run.
+"""
+
+import gc
+import weakref
+
+from in_host import comfy, error, pack, refusal, torch, write_results  # boots the host
+
+# isort: split
+import comfy.model_management  # noqa: E402
+import comfy.sd  # noqa: E402
+import comfy.taesd.taesd  # noqa: E402
+from checkpoints import Windows  # noqa: E402
+from vae_families import FAMILIES, make  # noqa: E402
+
+select = pack("nodes.host.precision.vae").select_vae_precision
+LOADED_STATE = pack("nodes.host.private_copy").LOADED_STATE
+FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+WINDOWS = Windows(1 << 20)
+
+
+def host_vae(state, dtype=FP32, metadata=None):
+    """What the host's loader makes of a file, under the flag for that dtype."""
+    return comfy.sd.VAE(sd={k: v.clone() for k, v in state.items()}, dtype=dtype, metadata=metadata)
+
+
+def inputs(family):
+    torch.manual_seed(1)
+    return torch.rand(family.pixels), torch.randn(family.latent)
+
+
+def encoded(vae, family):
+    """[whole, tiled] latents."""
+    tiles = {key: size * family.scale for key, size in family.tiles.items()}
+    pixels, _ = inputs(family)
+    return [vae.encode(pixels), vae.encode_tiled(pixels, **tiles)]
+
+
+def decoded(vae, family):
+    """[whole, tiled] pixels."""
+    _, latent = inputs(family)
+    return [vae.decode(latent), vae.decode_tiled(latent, **family.tiles)]
+
+
+def equal(ones, others):
+    same = all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(ones, others, strict=True))
+    return same and all(torch.isfinite(a).all() and a.std() > 0 for a in ones)
+
+
+def snapshot(vae):
+    """Everything about a VAE that a selector must leave alone."""
+    module = vae.first_stage_model
+    layers = [
+        (name, id(layer), sorted(layer.__dict__), len(layer._forward_hooks), len(layer._forward_pre_hooks))
+        for name, layer in module.named_modules()
+    ]
+    weights = [
+        (name, id(weight), weight.dtype, str(weight.device), weight.double().sum().item(), weight.data_ptr())
+        for name, weight in [*module.named_parameters(), *module.named_buffers()]
+    ]
+    booked = [(name, str(module.__dict__[name])) for name in LOADED_STATE if name in module.__dict__]
+    patcher = [(name, str(value)) for name, value in sorted(vae.patcher.__dict__.items())]
+    return repr((layers, weights, booked, patcher, [(k, id(v)) for k, v in sorted(vae.__dict__.items())]))
+
+
+class Layers:
+    """Within the block, `seen` gathers the dtypes of inputs and weights of every layer that runs, by half."""
+
+    def __init__(self, vae, family):
+        self.seen = {"encoder": set(), "decoder": set()}
+        self._half = {}
+        for half, root in zip(self.seen, family.halves, strict=True):
+            for layer in getattr(vae.first_stage_model, root).modules():
+                if torch.is_tensor(weight := getattr(layer, "weight", None)) and weight.ndim > 1:
+                    self._half[layer] = half
+
+    def __enter__(self):
+        self._hook = torch.nn.modules.module.register_module_forward_pre_hook(self._look)
+        return self
+
+    def __exit__(self, *_):
+        self._hook.remove()
+
+    def _look(self, layer, args):
+        if layer in self._half:
+            self.seen[self._half[layer]] |= {str(args[0].dtype), str(layer.weight.dtype)}
+
+    def dtypes(self):
+        return {half: sorted(found) for half, found in self.seen.items()}
+
+
+def family(name):
+    """One family: FP32 and BF16 by the host alone, and each split of them."""
+    family, found = FAMILIES[name], {}
+    state = make(name, WINDOWS)
+    fine, coarse = (host_vae(state, dtype, family.metadata or None) for dtype in (FP32, BF16))
+    wanted = {dtype: decoded(vae, family) for dtype, vae in ((FP32, fine), (BF16, coarse))}
+    latents = {dtype: encoded(vae, family) for dtype, vae in ((FP32, fine), (BF16, coarse)) if family.encodes}
+    before = snapshot(fine), snapshot(coarse)
+
+    light = select(fine, "bf16" if family.encodes else "default", "bf16" if not family.encodes else "default")
+    with Layers(light.vae, family) as layers:
+        if family.encodes:
+            found["bf16 encoder is the host's"] = equal(encoded(light.vae, family), latents[BF16])
+            found["fp32 decoder is the host's"] = equal(decoded(light.vae, family), wanted[FP32])
+        else:
+            found["bf16 decoder is the host's"] = equal(decoded(light.vae, family), wanted[BF16])
+    found["layers"] = layers.dtypes()
+    found["report"] = light.report
+
+    clean = select(coarse, "default", "fp32")
+    found["fp32 decoder over bf16 is the host's"] = equal(decoded(clean.vae, family), wanted[FP32])
+    if family.encodes:
+        found["bf16 encoder stays the host's"] = equal(encoded(clean.vae, family)[:1], latents[BF16][:1])
+    found["source unchanged"] = before == (snapshot(fine), snapshot(coarse))
+
+    size, latent = comfy.model_management.module_size, tuple(family.latent)
+    pixels = (1, 3, *family.pixels[:-1])[-len(latent) :]  # as the host passes them on
+    found["memory"] = [
+        clean.vae.memory_used_decode(latent, None) / coarse.memory_used_decode(latent, BF16),
+        clean.vae.memory_used_encode(pixels, None) / coarse.memory_used_encode(pixels, BF16),
+    ]
+    halves = [sum(p.numel() for p in getattr(fine.first_stage_model, root).parameters()) for root in family.halves]
+    found["held"] = size(clean.vae.first_stage_model) / (4 * halves[1])
+    saved = clean.vae.get_sd()
+    found["saved whole"] = saved.keys() == coarse.get_sd().keys()
+    found["saved dtypes"] = sorted({str(value.dtype) for value in saved.values()})
+    found["default gives the source"] = select(select(clean.vae, "default", "fp16").vae).vae is coarse
+    return found
+
+
+def taesd(dtype=FP32):
+    return host_vae(make("TAESD", WINDOWS), dtype)
+
+
+def objects_are_shared_weakly():
+    source = taesd()
+    first, again, other = (select(source, "bf16", which).vae for which in ("default", "default", "fp16"))
+    gone, kept = weakref.ref(first), weakref.ref(source)
+    same = [first is again, first is other]
+    del first, again
+    gc.collect()
+    forgotten = gone() is None
+    del other, source
+    gc.collect()
+    return {"same": same, "forgotten": forgotten, "source forgotten": kept() is None}
+
+
+def any_order_gives_the_same():
+    """A chain of selectors is the last one of them, and what others do with the VAE object in between is survived."""
+    import copy
+
+    source = taesd(BF16)
+    latent = torch.randn(1, 4, 8, 8)
+    straight = source.decode(latent)
+    once = select(source, "default", "fp32").vae
+    between = copy.copy(select(source, "fp16", "bf16").vae)  # as other node packs do
+    chained = select(between, "default", "fp32").vae
+    before = once.decode(latent)
+    return {
+        "last one counts": chained is once,
+        "default": select(between).vae is source,
+        "again": bool(torch.equal(source.decode(latent), straight) and torch.equal(once.decode(latent), before)),
+        "differs": error(straight, before),
+        "same dtypes give the source": select(source, "bf16", "bf16").vae is source,
+        "patcher clone": once.patcher.clone().model is once.first_stage_model,
+        "loads both": {id(p) for p in once.patcher.clone().model_patches_models()} == {id(source.patcher)},
+    }
+
+
+def encoder_input_is_rescaled_in_float32():
+    """Mean error of [0,1] -> [-1,1] as an encoder that does nothing sees it: after, and before, the cast to BF16."""
+
+    class TAESD(comfy.taesd.taesd.TAESD):
+        def encode(self, x):
+            return x
+
+    vae = taesd()
+    vae.first_stage_model.__class__ = TAESD
+    pixels = torch.rand(1, 256, 256, 3)
+    seen = select(vae, "bf16", "default").vae.encode(pixels).movedim(1, -1)
+    wanted, late = pixels * 2 - 1, pixels.bfloat16() * 2 - 1
+    return {"after": (seen - wanted).abs().mean().item(), "before": (late.float() - wanted).abs().mean().item()}
+
+
+def what_is_refused():
+    class Unknown(comfy.taesd.taesd.TAESD):
+        pass
+
+    unknown, patched = taesd(), taesd()
+    unknown.first_stage_model.__class__ = Unknown
+    patched.patcher.patches["taesd_decoder.1.weight"] = [object()]
+    light = host_vae(make("TAEHV of Wan 2.2", WINDOWS))
+    pixel = comfy.sd.VAE(sd={"pixel_space_vae": torch.tensor(1.0)})
+    empty = taesd()
+    empty.first_stage_model = None
+    dynamic, quantized = taesd(), taesd()
+    dynamic.patcher.is_dynamic = lambda: True
+
+    class Packed(torch.nn.Parameter):
+        def dequantize(self):
+            raise AssertionError
+
+    layer = quantized.first_stage_model.taesd_decoder[1]
+    layer.weight = Packed(layer.weight.data, requires_grad=False)
+    whole = select(unknown, "bf16", "fp16")
+    return {
+        "unknown is one": [whole.report, whole.vae.vae_dtype == FP16, equal_to_plain(whole.vae, unknown)],
+        "no encoder": refusal(lambda: select(light, "bf16", "default")),
+        "its decoder": select(light, "default", "bf16").report.splitlines()[2],
+        "pixel space": refusal(lambda: select(pixel, "bf16", "bf16")),
+        "patched": refusal(lambda: select(patched, "bf16", "bf16")),
+        "empty": refusal(lambda: select(empty, "bf16", "bf16")),
+        "dynamic": refusal(lambda: select(dynamic, "bf16", "bf16")),
+        "dynamic default": select(dynamic).vae is dynamic,
+        "quantized": refusal(lambda: select(quantized, "default", "bf16")),
+        "lacks": select(taesd(), "fp8_e4m3fn", "fp5").report,
+        "auto": select(taesd(), "auto", "auto").report,
+        "rounded": select(taesd(BF16), "default", "fp32").report,
+    }
+
+
+def equal_to_plain(vae, source):
+    latent = torch.randn(1, 4, 8, 8)
+    state = {k: v.clone() for k, v in source.first_stage_model.state_dict().items()}
+    return bool(torch.equal(vae.decode(latent), comfy.sd.VAE(sd=state, dtype=FP16).decode(latent)))
+
+
+CHECKS = {name: lambda name=name: family(name) for name in FAMILIES} | {
+    check.__name__: check
+    for check in (
+        objects_are_shared_weakly,
+        any_order_gives_the_same,
+        encoder_input_is_rescaled_in_float32,
+        what_is_refused,
+    )
+}
+
+if __name__ == "__main__":
+    write_results(CHECKS)

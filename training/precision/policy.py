@@ -1,0 +1,40 @@
+"""Which dtype suits which part of a model, each choice with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .device import support
+from .dtypes import dtype_name
+
+__all__ = ["VAE_DECODER", "VAE_ENCODER", "Choice", "automatic"]
+
+VAE_ENCODER, VAE_DECODER = "VAE encoder", "VAE decoder"
+
+
+@dataclass(frozen=True)
+class Choice:
+    dtype: torch.dtype
+    why: str
+
+
+def automatic(kind: str, device: torch.device, allowed: tuple[torch.dtype, ...] = ()) -> Choice:
+    """The dtype for a part of the kind `kind` on `device`; `allowed`: those that its model is known to work in.
+
+    A VAE decoder is always FP32: it gives the picture itself, and in BF16 it adds noise of high frequency. A VAE
+    encoder is BF16 where the device has it in hardware: its latent is noised or averaged afterwards. FP16 is never
+    picked for a VAE: the activations of several pass its limit, 65504.
+    """
+    if kind == VAE_DECODER:
+        return Choice(torch.float32, "a decoder gives the picture itself")
+    if kind == VAE_ENCODER:
+        if allowed and torch.bfloat16 not in allowed:
+            names = ", ".join(dtype_name(dtype) for dtype in allowed)
+            return Choice(torch.float32, f"this VAE is known to work in {names}, not in bf16")
+        found = support(device, torch.bfloat16)
+        if found.runs and found.native:
+            return Choice(torch.bfloat16, "an encoder keeps enough in bf16, and this device has it in hardware")
+        return Choice(torch.float32, found.why)
+    raise ValueError(f"kind must be {VAE_ENCODER!r} or {VAE_DECODER!r}; got {kind!r}")

@@ -1,0 +1,40 @@
+"""From what a person picked for a part of a model to a dtype that this machine has, and the line that says so."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import torch
+
+from .device import support
+from .dtypes import DTYPES, dtype_name
+from .policy import Choice
+
+__all__ = ["AUTO", "DEFAULT", "settle"]
+
+DEFAULT, AUTO = "default", "auto"
+_LOG = logging.getLogger("ref2v")
+
+
+def settle(
+    part: str, wanted: str, loaded: torch.dtype, device: torch.device, automatic: Callable[[], Choice]
+) -> tuple[torch.dtype, str]:
+    """The dtype in which `part` computes, and the line of a report that says so.
+
+    `wanted`: "default" (`loaded`, what the loader chose), "auto" (what `automatic()` gives), or a key of `DTYPES`. A
+    dtype that `device` cannot compute in, or that this version does not know, is logged and passed over: a workflow
+    from another machine runs here too.
+    """
+    if wanted == DEFAULT:
+        return loaded, f"{part}: {dtype_name(loaded)}, as loaded"
+    if wanted == AUTO:
+        choice = automatic()
+        return choice.dtype, f"{part}: {dtype_name(choice.dtype)} (auto: {choice.why})"
+    dtype = DTYPES.get(wanted)
+    found = support(device, dtype) if dtype is not None else None
+    if found is None or not found.runs:
+        why = found.why if found else f"this version of the pack does not know the dtype {wanted!r}"
+        _LOG.warning("%s: %s; it stays %s, as loaded.", part, why, dtype_name(loaded))
+        return loaded, f"{part}: {dtype_name(loaded)}, as loaded, because {why}"
+    return dtype, f"{part}: {wanted}" + (f" (slow: {found.why})" if found.why else "")
