@@ -32,6 +32,8 @@ class Family:
     halves: tuple[str, str] = ("encoder", "decoder")
     metadata: dict[str, str] = field(default_factory=dict)
     built_on: str = "meta"  # some compute constants while they are built
+    no_bf16_encoder: str = ""  # what torch says to one on a CPU; the split is then FP32 encoder, BF16 decoder
+    rounds_constants: bool = False  # in BF16 the host rounds constants of the class too, not only the file's weights
 
 
 def _kl(**more: Any) -> Callable[[], torch.nn.Module]:
@@ -135,7 +137,10 @@ FAMILIES: dict[str, Family] = {
         _ltxv, (9, 64, 64, 3), (1, 128, 2, 2, 2), {"tile_x": 2, "tile_y": 2, "overlap": 1}, scale=32,
         metadata={"config": json.dumps({"vae": _LTXV})},
     ),
-    "Cosmos": Family(_cosmos, (9, 32, 32, 3), (1, 16, 2, 4, 4), _VIDEO, built_on="cpu"),
+    "Cosmos": Family(
+        _cosmos, (9, 32, 32, 3), (1, 16, 2, 4, 4), _VIDEO, built_on="cpu", rounds_constants=True,
+        no_bf16_encoder='"avg_pool3d_out_frame" not implemented for \'BFloat16\'',
+    ),
     "Stable Cascade A (StageA)": Family(
         _stage_a, (1, 32, 32, 3), (1, 4, 8, 8), _FLAT, scale=4, halves=("down_blocks", "up_blocks")
     ),

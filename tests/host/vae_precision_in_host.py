@@ -92,43 +92,66 @@ class Layers:
 
 
 def family(name):
-    """One family: FP32 and BF16 by the host alone, and each split of them."""
-    family, found = FAMILIES[name], {}
+    """One family: FP32 and BF16 by the host alone, and a split of either. One at a time: some take gigabytes."""
+    family = FAMILIES[name]
     state = make(name, WINDOWS)
-    fine, coarse = (host_vae(state, dtype, family.metadata or None) for dtype in (FP32, BF16))
-    wanted = {dtype: decoded(vae, family) for dtype, vae in ((FP32, fine), (BF16, coarse))}
-    latents = {dtype: encoded(vae, family) for dtype, vae in ((FP32, fine), (BF16, coarse)) if family.encodes}
-    before = snapshot(fine), snapshot(coarse)
-
-    light = select(fine, "bf16" if family.encodes else "default", "bf16" if not family.encodes else "default")
-    with Layers(light.vae, family) as layers:
-        if family.encodes:
-            found["bf16 encoder is the host's"] = equal(encoded(light.vae, family), latents[BF16])
-            found["fp32 decoder is the host's"] = equal(decoded(light.vae, family), wanted[FP32])
-        else:
-            found["bf16 decoder is the host's"] = equal(decoded(light.vae, family), wanted[BF16])
+    metadata = family.metadata or None
+    fine = host_vae(state, FP32, metadata)
+    wanted = decoded(fine, family), encoded(fine, family) if family.encodes else None
+    before = snapshot(fine)
+    encoder_in_bf16 = family.encodes and not family.no_bf16_encoder
+    selected = select(fine, "bf16", "default") if encoder_in_bf16 else select(fine, "default", "bf16")
+    found = {"report": selected.report}
+    with Layers(selected.vae, family) as layers:
+        split = decoded(selected.vae, family), encoded(selected.vae, family) if family.encodes else None
     found["layers"] = layers.dtypes()
-    found["report"] = light.report
+    found["source unchanged"] = before == snapshot(fine)
+    del fine, selected, layers
+    gc.collect()
 
-    clean = select(coarse, "default", "fp32")
-    found["fp32 decoder over bf16 is the host's"] = equal(decoded(clean.vae, family), wanted[FP32])
+    coarse = host_vae(state, BF16, metadata)
+    rounded = decoded(coarse, family), encoded(coarse, family) if encoder_in_bf16 else None
+    found["host's bf16 encoder"] = failure(lambda: encoded(coarse, family)) if family.no_bf16_encoder else ""
+    before = snapshot(coarse)
+    pairs = {"decoder": (split[0], (rounded if not encoder_in_bf16 else wanted)[0])}
     if family.encodes:
-        found["bf16 encoder stays the host's"] = equal(encoded(clean.vae, family)[:1], latents[BF16][:1])
-    found["source unchanged"] = before == (snapshot(fine), snapshot(coarse))
+        pairs["encoder"] = split[1], (rounded if encoder_in_bf16 else wanted)[1]
+    found |= {f"{half} is the host's": equal(*pair) for half, pair in pairs.items()}
+
+    clean = select(coarse, "default", "fp32").vae
+    if family.rounds_constants:
+        widened = host_vae(state, BF16, metadata)
+        widened.first_stage_model.float()
+        widened.vae_dtype = FP32
+        wanted = decoded(widened, family), None
+    found["fp32 decoder over bf16 is the host's"] = equal(decoded(clean, family), wanted[0])
+    if encoder_in_bf16:
+        pixels, _ = inputs(family)
+        found["bf16 encoder stays the host's"] = equal([clean.encode(pixels)], rounded[1][:1])
+    found["source unchanged"] &= before == snapshot(coarse)
 
     size, latent = comfy.model_management.module_size, tuple(family.latent)
     pixels = (1, 3, *family.pixels[:-1])[-len(latent) :]  # as the host passes them on
     found["memory"] = [
-        clean.vae.memory_used_decode(latent, None) / coarse.memory_used_decode(latent, BF16),
-        clean.vae.memory_used_encode(pixels, None) / coarse.memory_used_encode(pixels, BF16),
+        clean.memory_used_decode(latent, None) / coarse.memory_used_decode(latent, BF16),
+        clean.memory_used_encode(pixels, None) / coarse.memory_used_encode(pixels, BF16),
     ]
-    halves = [sum(p.numel() for p in getattr(fine.first_stage_model, root).parameters()) for root in family.halves]
-    found["held"] = size(clean.vae.first_stage_model) / (4 * halves[1])
-    saved = clean.vae.get_sd()
+    decoder = sum(p.numel() for p in getattr(coarse.first_stage_model, family.halves[1]).parameters())
+    found["held"] = size(clean.first_stage_model) / (4 * decoder)
+    saved = clean.get_sd()
     found["saved whole"] = saved.keys() == coarse.get_sd().keys()
     found["saved dtypes"] = sorted({str(value.dtype) for value in saved.values()})
-    found["default gives the source"] = select(select(clean.vae, "default", "fp16").vae).vae is coarse
+    found["default gives the source"] = select(select(clean, "default", "fp16").vae).vae is coarse
     return found
+
+
+def failure(action):
+    """What the host itself says to something that it cannot do."""
+    try:
+        action()
+    except RuntimeError as said:
+        return str(said)
+    return ""
 
 
 def taesd(dtype=FP32):
