@@ -341,4 +341,35 @@ LAYOUTS: dict[str, Layout] = {
             ),
         ],
     ],
+    "memory_768p": [
+        [
+            Group(
+                "768x768 on SD1.5: the scores of one layer are larger than the model",
+                [
+                    [
+                        Node(1, height=560),
+                        Note(
+                            READ_ME,
+                            "Nothing is loaded and nothing is computed: queue it, it takes a second.\n\n"
+                            "`memory_gib` 8 plans for an empty GPU of 8 GiB; **0 asks this machine**. *backend* auto "
+                            "is what this ComfyUI uses.\n\nConnect a MODEL, and its own layers are read. Link "
+                            "`fitting_width` and `fitting_height` to an Empty Latent Image, and the graph takes the "
+                            "largest size that fits.",
+                            height=260,
+                        ),
+                    ],
+                    [Node(2, height=480, width=760), Node(3, height=340, width=760)],
+                ],
+            ),
+        ],
+        [
+            Group(
+                "1344x768 on SDXL",
+                [
+                    [Node(4, height=560)],
+                    [Node(5, height=480, width=760), Node(6, height=340, width=760)],
+                ],
+            ),
+        ],
+    ],
 }

@@ -110,6 +110,7 @@ def test_imports_inside_the_pack_are_relative(folder):
 def test_the_heavy_libraries_wait_until_they_are_needed():
     """Everything that the host imports at its start, without what takes seconds to load."""
     modules = ["training.run", "training.config", "training.refiner.model", "training.data.shards", "training.report"]
+    modules += ["training.memory.estimate", "training.memory.chart"]
     code = f"import sys; sys.path.append({str(ROOT)!r})\n" + "".join(f"import {m}\n" for m in modules)
     code += f"print(*[m for m in {HEAVY!r} if m in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

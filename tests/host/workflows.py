@@ -73,6 +73,7 @@ OVERRIDES: dict[str, dict[str, dict]] = {
         "Bases, in the same order": {"latent": "workflow_base.latent"},
         "Ref2VTrainRefiner": {**LATENTS, "run_name": "workflow 16 channels"},
     },
+    "memory_768p": {},
 }
 
 

@@ -1,0 +1,109 @@
+"""Attention Memory inside the host: its device, its attention function, its MODEL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import comfy.ldm.modules.attention as host_attention
+import comfy.model_management
+import numpy as np
+import torch
+
+from ...training.errors import BadInput
+from ...training.memory.chart import attention_chart
+from ...training.memory.estimate import GIB, SIZES, AttentionEstimate, estimate_attention
+from ...training.memory.machine import Machine, planned_machine
+from ...training.memory.models import PRESETS
+from .model_shapes import compute_dtype, read_model_shape
+
+__all__ = ["CUSTOM", "attention_memory", "chart_image", "host_backend", "host_machine", "memory_fingerprint"]
+
+CUSTOM = "custom"
+
+_BACKENDS = {
+    "attention_basic": "basic",
+    "attention_split": "split",
+    "attention_sub_quad": "sub-quadratic",
+    "attention_pytorch": "pytorch",
+    "attention_flash": "flash",
+    "attention_xformers": "xformers",
+    "attention_sage": "sage",
+}
+
+
+def host_backend(model: Any = None) -> str:
+    """The backend that this host computes attention with. BadInput where it is one that we do not know."""
+    if model is not None and "optimized_attention_override" in model.model_options.get("transformer_options", {}):
+        raise BadInput("backend: another node has replaced this model's attention; choose the backend that it uses.")
+    name = getattr(host_attention.optimized_attention, "__name__", str(host_attention.optimized_attention))
+    if name not in _BACKENDS:
+        raise BadInput(f"backend: this host computes attention with {name}, for which there is no formula; choose one.")
+    return _BACKENDS[name]
+
+
+def host_machine(model: Any = None) -> Machine:
+    """The host's device. What it holds of models counts as free: the host makes room for the one that runs.
+
+    On the CPU weights lie in main memory either way; only those of the connected MODEL are added again.
+    """
+    management = comfy.model_management
+    device = model.load_device if model is not None else management.get_torch_device()
+    on_cpu = device.type == "cpu"
+    free = management.get_free_memory(device)
+    if not on_cpu:
+        held = (each for each in management.current_loaded_models if each.device == device)
+        free += sum(each.model_loaded_memory() for each in held)
+    elif model is not None:
+        free += model.model_size()
+    total = management.get_total_memory(device)
+    where = "no GPU: ComfyUI runs on the CPU here, so this is the main memory"
+    return Machine(int(free), int(total), not on_cpu, where if on_cpu else management.get_torch_device_name(device))
+
+
+def memory_fingerprint(memory_gib: float | None) -> str:
+    """The host's cache may answer until the free memory has moved by a quarter GiB; never, where it does not matter."""
+    if memory_gib:
+        return "planned"
+    return str(comfy.model_management.get_free_memory() // (GIB // 4))
+
+
+def attention_memory(
+    preset: str,
+    size: str,
+    width: int,
+    height: int,
+    batch_size: int,
+    frames: int,
+    dtype: str,
+    backend: str,
+    cfg: bool,
+    text_tokens: int,
+    memory_gib: float,
+    model: Any = None,
+) -> AttentionEstimate:
+    """The inputs of the node -> its answer. A connected MODEL wins over the preset, a named size over width, height."""
+    shape = PRESETS[preset] if model is None else read_model_shape(model)
+    if size != CUSTOM:
+        width, height = SIZES[size]
+    if dtype == "auto":
+        dtype = "bf16" if model is None else compute_dtype(model)
+    return estimate_attention(
+        shape,
+        width,
+        height,
+        planned_machine(memory_gib) if memory_gib else host_machine(model),
+        batch=batch_size,
+        frames=frames,
+        dtype=dtype,
+        cfg=cfg,
+        text=text_tokens,
+        backend=backend,
+        auto=host_backend(model) if backend == "auto" else "",
+        weights=None if model is None else model.model_size(),
+        half_math=torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed(),
+    )
+
+
+def chart_image(estimate: AttentionEstimate) -> torch.Tensor:
+    """The chart as IMAGE [1, 720, 1280, 3], float32 in [0, 1]."""
+    return torch.from_numpy(np.array(attention_chart(estimate))).float()[None] / 255

@@ -1,0 +1,232 @@
+"""Attention Memory: one question, one answer, and how it is said."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ..errors import BadInput
+from .attention import BACKENDS, MEASURED, Peak, attention_peak
+from .machine import GIB, Machine
+from .models import Latent, Layer, ModelShape
+
+__all__ = ["DTYPES", "SIZES", "AttentionEstimate", "estimate_attention", "in_words"]
+
+DTYPES = {"fp32": 4, "bf16": 2, "fp16": 2}
+SIZES = {
+    f"{width}x{height}": (width, height)
+    for width, height in (
+        (768, 768), (1344, 768), (768, 1344), (1366, 768), (1024, 1024), (512, 512), (832, 480), (1280, 720)
+    )
+}  # fmt: skip
+MIB = 2**20
+
+
+def in_words(size: int) -> str:
+    """Bytes as a person reads them: 2.53 GiB."""
+    for unit, name in ((2**40, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (2**10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.{0 if size >= 100 * unit else 1 if size >= 10 * unit else 2}f} {name}"
+    return f"{size} B"
+
+
+@dataclass(frozen=True)
+class AttentionEstimate:
+    """What `estimate_attention` was asked, and what follows from it. weights: bytes of the network's weights."""
+
+    shape: ModelShape
+    width: int
+    height: int
+    batch: int
+    frames: int
+    dtype: str
+    cfg: bool
+    text: int
+    backend: str
+    chosen: str
+    weights: int
+    machine: Machine
+    half_math: bool = True
+
+    @cached_property
+    def latent(self) -> Latent:
+        return self.shape.latent(self.width, self.height, self.batch, self.frames)
+
+    @property
+    def latent_bytes(self) -> int:
+        """Without CFG's second half: what the graph hands on."""
+        return self.latent.elements * DTYPES[self.dtype]
+
+    @cached_property
+    def layers(self) -> list[Layer]:
+        # Split and sub-quadratic cut by what is free while the network runs. The host offloads weights as it sees fit,
+        # so the most that can be free is taken: less would mean smaller chunks, and less memory than we say.
+        options = {"gpu": self.machine.gpu, "free": self.machine.free, "half_math": self.half_math}
+        return list(self.shape.layers(self.latent, DTYPES[self.dtype], cfg=self.cfg, text=self.text, **options))
+
+    def peaks(self, backend: str | None = None) -> list[Peak]:
+        """One for each of `layers`."""
+        return [attention_peak(layer.call, backend or self.backend) for layer in self.layers]
+
+    def peak_layer(self, backend: str | None = None) -> tuple[Layer, Peak]:
+        """The layer that needs most, and what it needs. Layers run one after another, so this is attention's peak."""
+        return max(zip(self.layers, self.peaks(backend), strict=True), key=lambda pair: pair[1].total)
+
+    @cached_property
+    def attention(self) -> Peak:
+        return self.peak_layer()[1]
+
+    @property
+    def refused(self) -> str | None:
+        return next((peak.refused for peak in self.peaks() if peak.refused), None)
+
+    @cached_property
+    def tokens(self) -> int:
+        """Tokens of the largest level, the text not counted."""
+        return max(self.shape.tokens(level, self.latent) for level in self.shape.levels)
+
+    @property
+    def need(self) -> int:
+        """Weights, latent and attention's peak; nothing else."""
+        return self.weights + self.latent_bytes * (2 if self.cfg else 1) + self.attention.total
+
+    @property
+    def short(self) -> int:
+        """Bytes that are missing; negative: bytes to spare."""
+        return self.need - self.machine.free
+
+    @property
+    def fits(self) -> bool:
+        """At least with all weights offloaded."""
+        return self.refused is None and self.short <= self.weights
+
+    @cached_property
+    def fitting(self) -> tuple[int, int]:
+        """(width, height): what the host makes of the size asked, or the largest like it that fits; (0, 0): none."""
+        cell = self.shape.vae
+        if self.fits:
+            return self.width // cell * cell, self.height // cell * cell
+        # not by bisection: split and sub-quadratic need less where they begin to cut. At most 1000 sizes are tried.
+        step = max(1, self.height // self.shape.step // 1000) * self.shape.step
+        for height in range(self.height // step * step, 0, -step):
+            width = round(self.width / self.height * height / self.shape.step) * self.shape.step
+            if width >= cell and replace(self, width=width, height=height).fits:
+                return width, height
+        return 0, 0
+
+    @property
+    def verdict(self) -> str:
+        """One of three kinds of sentence, against the free memory."""
+        counted = "weights, latent and the largest attention layer: "
+        counted += f"{in_words(self.need)} of {in_words(self.machine.free)} free"
+        if self.fits and self.short <= 0:
+            return f"fits with {in_words(-self.short)} to spare ({counted})"
+        if self.fits:
+            return f"fits if the host offloads {in_words(self.short)} of weights ({counted})"
+        why = f"{self.refused}; " if self.refused else ""
+        width, height = self.fitting
+        if not width:
+            return f"does not fit, nor does any smaller size ({why}{counted})"
+        like = _ratio(self.width, self.height)
+        return f"does not fit; {width}x{height} is the largest {like} that does ({why}{counted})"
+
+    def report(self) -> str:
+        """The whole answer as a table in plain text."""
+        latent, width, height = self.latent, *self.latent_pixels
+        words = f"{self.shape.name}, {width}x{height}"
+        if (width, height) != (self.width, self.height):
+            words += f" (from {self.width}x{self.height}: the VAE works in steps of {self.shape.vae})"
+        words += f", batch {self.batch}" + (f", {self.frames} frames" if self.frames > 1 else "")
+        words += f", {self.dtype}" + (", CFG in one batch" if self.cfg else ", without CFG")
+        sides = f"{latent.channels} x " + (f"{latent.frames} x " if self.shape.frame_ratio else "")
+        layer, peak = self.peak_layer()
+        lines = [
+            words,
+            f"Verdict: {self.verdict}.",
+            f"Memory: {in_words(self.machine.free)} free of {in_words(self.machine.total)}: {self.machine.where}.",
+            f"Weights: {in_words(self.weights)} ({self.weights:,} bytes).",
+            f"Latent: {latent.batch} x {sides}{latent.height} x {latent.width} = {self.latent_bytes:,} bytes.",
+            f"Backend: {self.chosen}, {MEASURED[self.backend]}.",
+            "",
+            f"{'attention layer':<18}{'layers':>7}{'queries':>9}{'keys':>9}{'heads':>9}{'one layer':>13}    scores",
+        ]
+        for each, its in zip(self.layers, self.peaks(), strict=True):
+            call, mark = each.call, " <" if each is layer else ""
+            scores = call.scores(call.q_tokens, call.k_tokens, call.element_bytes)
+            heads = f"{call.heads} x {call.head_dim}"
+            lines.append(
+                f"{each.name:<18}{each.count:>7}{call.q_tokens:>9}{call.k_tokens:>9}{heads:>9}{in_words(its.total):>13}"
+                f"{mark:<4}{in_words(scores)}"
+            )
+        lines += ["", f"{'one layer on':<18}{''.join(f'{backend:>14}' for backend in BACKENDS)}"]
+        columns = [self.peaks(backend) for backend in BACKENDS]
+        for each, row in zip(self.layers, zip(*columns, strict=True), strict=True):
+            lines.append(f"{each.name:<18}{''.join(f'{in_words(its.total):>14}' for its in row)}")
+        lines += ["", f"The peak layer on {peak.runs}, in bytes:"]
+        lines += [f"  {term:<12}{size:>20,}" for term, size in peak.terms.items()]
+        lines += [f"  {'total':<12}{peak.total:>20,}", "", f"{'backend':<16}{'peak':>12}   "]
+        for backend in BACKENDS:
+            other = self.peak_layer(backend)[1]
+            remarks = [MEASURED[backend], *([f"runs {other.runs}"] if other.runs != backend else []), *other.notes]
+            if refused := next((p.refused for p in self.peaks(backend) if p.refused), None):
+                remarks.append(refused)
+            mark = " <" if backend == self.backend else ""
+            lines.append(f"{backend:<16}{in_words(other.total):>12}{mark:<3}{'; '.join(remarks)}")
+        lines += [
+            "",
+            "Not counted: activations outside attention (convolutions, feed-forward, skip connections), text encoder,",
+            "VAE, attention masks, the allocator's rounding and the device's own context. Leave room for them.",
+        ]
+        return "\n".join(line.rstrip() for line in lines)
+
+    @property
+    def latent_pixels(self) -> tuple[int, int]:
+        """(width, height) that the VAE gives back."""
+        return self.latent.width * self.shape.vae, self.latent.height * self.shape.vae
+
+
+def _ratio(width: int, height: int) -> str:
+    """16:9, 1:1, 7:4; the nearest of the usual names, within 2 %."""
+    for a, b in ((1, 1), (16, 9), (9, 16), (7, 4), (4, 7), (4, 3), (3, 4), (3, 2), (2, 3), (21, 9), (9, 21)):
+        if abs(width * b / (height * a) - 1) < 0.02:
+            return f"{a}:{b}"
+    common = math.gcd(width, height)
+    return f"{width // common}:{height // common}"
+
+
+def estimate_attention(
+    shape: ModelShape,
+    width: int,
+    height: int,
+    machine: Machine,
+    *,
+    batch: int = 1,
+    frames: int = 1,
+    dtype: str = "bf16",
+    cfg: bool = True,
+    text: int = 0,
+    backend: str = "auto",
+    auto: str = "pytorch",
+    weights: int | None = None,
+    half_math: bool = True,
+) -> AttentionEstimate:
+    """Answer one question. auto: what "auto" stands for. weights: bytes; None: the parameters in `dtype`.
+
+    BadInput for a dtype or backend of another name, and for sizes that no latent has.
+    """
+    if dtype not in DTYPES:
+        raise BadInput(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}.")
+    chosen = f"{auto} (auto)" if backend == "auto" else backend
+    backend = auto if backend == "auto" else backend
+    if backend not in BACKENDS:
+        raise BadInput(f"backend: expected auto or one of {', '.join(BACKENDS)}, got {backend!r}.")
+    if not 0 <= text <= 100_000:
+        raise BadInput(f"text: expected 0 (the usual number of tokens) to 100000, got {text}.")
+    if weights is None:
+        weights = shape.parameters * DTYPES[dtype]
+    made = AttentionEstimate(
+        shape, width, height, batch, frames, dtype, cfg, text, backend, chosen, weights, machine, half_math
+    )
+    shape.latent(width, height, batch, frames)  # refuses what cannot be, before anything is computed
+    return made
