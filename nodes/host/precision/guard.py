@@ -85,12 +85,11 @@ class Guard:
         return fixed
 
     def _in_float32(self, call: Call, said: str) -> Any:
-        host = comfy.model_management
         try:
             fixed = call.in_float32()
         except BadInput as refused:
             raise BadInput(f"{said}; it could not be run again in FP32: {refused}") from refused
-        except (host.OOM_EXCEPTION, host.InterruptProcessingException):
+        except (torch.cuda.OutOfMemoryError, comfy.model_management.InterruptProcessingException):
             raise  # the host knows what to do
         except Exception as failure:
             why = (str(failure).splitlines() or [type(failure).__name__])[0][:200]

@@ -82,7 +82,8 @@ class _Watch:
                 "image beside it": c_concat,
                 "conditioning": c_crossattn,
                 "ControlNet's output": spare,
-                **{f"conditioning {name}": value for name, value in conds.items()},
+                # a mask may hold infinity by right
+                **{f"conditioning {name}": value for name, value in conds.items() if "mask" not in name},
             },
             again=again,
             in_float32=lambda: self._in_float32(executor, again, x),
