@@ -18,7 +18,7 @@ __all__ = ["NODES"]
 _GUARDS = {"model": guard_model, "vae": guard_vae, "clip": guard_clip}
 
 
-class Ref2VNaNGuard(io.ComfyNode):
+class Ref2VGuardNaN(io.ComfyNode):
     """Says which module and which layer gave NaN or infinity, and why, instead of letting it become a black picture.
 
     Only the output of each module is looked at, which costs next to nothing. When it is not finite, the same call runs
@@ -30,7 +30,7 @@ class Ref2VNaNGuard(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return node_schema(
             cls,
-            node_id="Ref2VNaNGuard",
+            node_id="Ref2VGuardNaN",
             display_name="NaN Guard",
             category="Ref2V/Precision",
             search_aliases=["black image", "nan", "black picture", "no-half-vae"],
@@ -74,4 +74,4 @@ class Ref2VNaNGuard(io.ComfyNode):
         return io.NodeOutput(*guarded, ui=ui.PreviewText(f"Guarded: {names}. On NaN: {on_nan}.").as_dict())
 
 
-NODES = [Ref2VNaNGuard]
+NODES = [Ref2VGuardNaN]

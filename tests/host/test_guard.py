@@ -226,7 +226,7 @@ def graph(name, prefix, on_nan=None, **more):
             if isinstance(value, list) and tuple(value) in link:
                 node["inputs"][key] = ["guard", link[tuple(value)]]
     inputs = {"on_nan": on_nan, **{key: [source, index] for key, (source, index, _) in OUTPUTS.items()}}
-    return nodes | {"guard": {"class_type": "Ref2VNaNGuard", "inputs": inputs}}
+    return nodes | {"guard": {"class_type": "Ref2VGuardNaN", "inputs": inputs}}
 
 
 def is_black(host, result):
