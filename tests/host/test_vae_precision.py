@@ -34,7 +34,6 @@ BUILT = [
     "TAEHV of Wan 2.2",
     "TAEHV of HunyuanVideo 1.5",
     "Wan 2.1 and Qwen Image (WanVAE)",
-    "Wan 2.2 (WanVAE)",
     "LTXV (VideoVAE)",
     "Mochi (VideoVAE)",
     "Cosmos",
@@ -45,7 +44,7 @@ BUILT = [
     "ACE-Step (MusicDCAE)",
     "MMAudio (AudioAutoencoder)",
 ]
-LARGE = ["HunyuanVideo 1.5 (vae_refiner)"]  # more than a thousand million parameters: with `test --full` only
+LARGE = ["Wan 2.2 (WanVAE)", "HunyuanVideo 1.5 (vae_refiner)"]  # gigabytes, minutes: with `dev.py test --full` only
 NEEDS = {"ACE-Step (MusicDCAE)": "torchaudio", "MMAudio (AudioAutoencoder)": "torchaudio"}
 # What else the host can hold, and why it is not built here.
 NOT_BUILT = {
@@ -163,6 +162,11 @@ def test_a_layer_of_another_dtype(check):
     for said, dtype in ((first, "bf16"), (second, "fp16")):
         assert said.startswith(f"The encoder of the VAE (TAESD) cannot run in {dtype}, as its layer taesd_encoder.1.")
         assert said.endswith("choose fp32 for the encoder.") and said.count(". ") == 0
+    assert all(check.values()), check
+
+
+def test_as_the_dataset_builder_meets_it(check):
+    assert check.pop("dtype") == ["bfloat16", "bfloat16"]
     assert all(check.values()), check
 
 

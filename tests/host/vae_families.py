@@ -215,7 +215,7 @@ FAMILIES: dict[str, Family] = {
     "TAEHV of Wan 2.2": Family(_taehv(48), (5, 32, 32, 3), (1, 48, 2, 4, 4), _VIDEO, encodes=False),
     "TAEHV of HunyuanVideo 1.5": Family(_taehv(32), (5, 32, 32, 3), (1, 32, 2, 2, 4), _FEW, encodes=False),
     "Wan 2.1 and Qwen Image (WanVAE)": Family(_wan, (5, 32, 32, 3), (1, 16, 2, 4, 4), _VIDEO),
-    "Wan 2.2 (WanVAE)": Family(_wan_2_2, (5, 32, 64, 3), (1, 48, 2, 2, 4), _FEW, scale=16),
+    "Wan 2.2 (WanVAE)": Family(_wan_2_2, (5, 32, 64, 3), (1, 48, 2, 2, 4), _FEW, scale=16, large=True),
     "LTXV (VideoVAE)": Family(
         _ltxv, (9, 64, 64, 3), (1, 128, 2, 2, 2), {"tile_x": 2, "tile_y": 2, "overlap": 1}, scale=32,
         metadata={"config": json.dumps({"vae": _LTXV})},

@@ -79,9 +79,8 @@ def part(vae, path):
 
 
 def checksum(weight):
-    """Of every 61st value: some families have more than a thousand million."""
-    values = weight.detach().reshape(-1)[::61].contiguous()
-    return zlib.adler32(values.view(torch.uint8).numpy())
+    """Of every 61st byte: some families have more than a thousand million values."""
+    return zlib.adler32(weight.detach().reshape(-1).view(torch.uint8)[::61].numpy().tobytes())
 
 
 class Layers:
@@ -260,6 +259,26 @@ def a_layer_of_another_dtype():
     return found
 
 
+def as_the_dataset_builder_meets_it():
+    """A split VAE known again by both halves and the encoder's dtype, and copied whole into FP32 for a second try."""
+    host = pack("nodes.host.vae")
+    state = make("TAESD", WINDOWS)
+    other = state | {key: value * 2 for key, value in state.items() if key.startswith("taesd_encoder")}
+    vae, pixels = host_vae(state, BF16), torch.rand(1, 64, 64, 3)
+    split = select(vae, "bf16", "fp32").vae
+    known = [host.vae_fingerprint(split)]
+    known += [host.vae_fingerprint(select(*chosen).vae) for chosen in (
+        (host_vae(other, BF16), "bf16", "fp32"), (vae, "fp32", "default"), (vae, "fp16", "fp32"), (vae, "fp16", "bf16"),
+    )]  # fmt: skip
+    fine = host_vae(state)
+    return {
+        "again": host.vae_fingerprint(select(host_vae(state, BF16), "bf16", "fp32").vae) == known[0],
+        "told apart": len({*known[:3], known[3]}) == 4 and known[3] == known[4],  # latents depend on the encoder
+        "dtype": [host.vae_dtype(split), host.vae_dtype(vae)],
+        "fp32 copy": equal([host.copy_vae(split, FP32).encode(pixels)], [fine.encode(pixels)]),
+    }
+
+
 def files_of_one_half():
     """Files that hold an encoder or a decoder alone, by the host's loader and by ours."""
     import folder_paths
@@ -349,6 +368,7 @@ CHECKS = {name: lambda name=name: family(name) for name, kind in FAMILIES.items(
         any_order_gives_the_same,
         encoder_input_is_rescaled_in_float32,
         a_layer_of_another_dtype,
+        as_the_dataset_builder_meets_it,
         files_of_one_half,
         classes,
         what_is_refused,

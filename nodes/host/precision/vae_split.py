@@ -9,7 +9,7 @@ once, the input is cast. Pixels have been rescaled by then, in FP32.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -21,7 +21,7 @@ from ..private_copy import LOADED_STATE, copy_module
 from ..vae import with_module
 from .vae_halves import Halves
 
-__all__ = ["is_all_in", "split_vae"]
+__all__ = ["is_all_in", "named_layers", "split_vae"]
 
 _ABOUT_DTYPES = re.compile(r"dtype|scalar type|should be the same|BFloat16|Half")
 
@@ -45,6 +45,16 @@ class _SharedWeights:
 def is_all_in(module: torch.nn.Module, dtype: torch.dtype) -> bool:
     """Whether every weight is in `dtype`: other packs change single layers of a VAE that they were given."""
     return all(held.dtype == dtype for held in _weights(module) if held.is_floating_point())
+
+
+def named_layers(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """(name, layer) of every layer, those of a shared half too, which `named_modules` of a split VAE does not see."""
+    for where, part in module.named_modules():
+        yield where, part
+        for name, shared in part.__dict__.items():
+            if isinstance(shared, torch.nn.Module):
+                for inside, layer in shared.named_modules():
+                    yield ".".join(filter(None, (where, name, inside))), layer
 
 
 def _weights(module: torch.nn.Module) -> list[torch.Tensor]:
@@ -157,12 +167,7 @@ def _in_words(error: RuntimeError, module: torch.nn.Module, half: str, dtype: to
 
 def _failing_layer(error: RuntimeError, module: torch.nn.Module) -> str:
     """The innermost layer in which the error came up, by the frames that it went through: no hook is needed."""
-    names: dict[int, str] = {}
-    for where, part in module.named_modules():
-        names[id(part)] = where
-        for name, shared in part.__dict__.items():
-            if isinstance(shared, torch.nn.Module):
-                names |= {id(layer): ".".join(filter(None, (where, name, at))) for at, layer in shared.named_modules()}
+    names = {id(layer): name for name, layer in named_layers(module)}
     found, frame = "", error.__traceback__
     while frame is not None:
         found = names.get(id(frame.tb_frame.f_locals.get("self")), "") or found
