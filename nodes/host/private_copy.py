@@ -67,7 +67,8 @@ def copy_module(module: torch.nn.Module, patcher: Any, dtype: torch.dtype, *, pr
         private = copy.deepcopy(module, memo)
     for part in private.modules():
         _forget_loading(part, dtype)
-    private.device = torch.device("cpu")  # the host moves a model from there
+    if not isinstance(getattr(type(private), "device", None), property):
+        private.device = torch.device("cpu")  # the host moves a model from there
     return private
 
 

@@ -45,18 +45,23 @@ def latent_downscale(vae: Any) -> int:
 
 
 def vae_dtype(vae: Any) -> str:
-    """The precision in which this VAE encodes, e.g. "float32"."""
-    module = getattr(vae, "first_stage_model", None)
-    dtype = getattr(module, "ref2v_encode_dtype", None) or getattr(vae, "vae_dtype", None)
-    return str(dtype).removeprefix("torch.")
+    """The precision in which the host runs this VAE, e.g. "float32"; that of its encoder where the halves differ."""
+    split = getattr(getattr(vae, "first_stage_model", None), "ref2v_encode_dtype", None)
+    return str(split or getattr(vae, "vae_dtype", None)).removeprefix("torch.")
 
 
 def vae_fingerprint(vae: Any) -> str:
     """Hex digest of the VAE's class and weights (sampled, with what patches it), and of the dtype that it runs in."""
     refuse_empty(vae)
     digest = hashlib.sha256(f"{class_name(vae)} {vae_dtype(vae)}".encode())
-    hash_weights(digest, vae.patcher)
+    hash_weights(digest, _source(vae).patcher)  # of a split VAE, the patcher at hand holds one half only
     return digest.hexdigest()
+
+
+def _source(vae: Any) -> Any:
+    """The VAE that one of ours (nodes/host/precision) was made of, which has all the weights; else the VAE itself."""
+    origin = getattr(vae.first_stage_model, "ref2v_origin", None)
+    return vae if origin is None or origin.weights is None else origin.weights
 
 
 def decode_latent(vae: Any, latent: torch.Tensor) -> torch.Tensor:
@@ -143,6 +148,7 @@ def copy_vae(vae: Any, dtype: torch.dtype) -> Any:
     """
     if (guard := guard_of(vae.first_stage_model)) is not None:
         vae = guard.without(vae)
+    vae = _source(vae)
     private = copy_module(vae.first_stage_model, vae.patcher, dtype)
     return with_module(vae, private, dtype)
 

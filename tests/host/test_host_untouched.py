@@ -33,3 +33,7 @@ def test_importing_the_pack_changes_no_attribute_of_the_host(results):
 
 def test_sampling_with_a_refiner_replaces_no_function_and_no_class(results):
     assert results["work"] == {"changed": []}
+
+
+def test_selecting_precision_changes_no_attribute_of_the_host(results):
+    assert results["precision"] == {"changed": []}

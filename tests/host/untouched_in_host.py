@@ -72,6 +72,26 @@ def check_work():
     return {"changed": [name for name in changes(BEFORE, snapshot()) if isinstance(_at(name), code)]}
 
 
+def check_precision():
+    """Every attribute of the four modules that precision goes through, after VAEs in chosen dtypes have worked."""
+    import comfy.sd
+    from vae_families import make, rounded_windows
+
+    select = pack("nodes.host.precision.vae").select_vae_precision
+    pixels, latent = torch.rand(1, 64, 64, 3), torch.randn(1, 4, 8, 8)
+    vae = comfy.sd.VAE(sd=make("TAESD", rounded_windows()), dtype=torch.float32)
+    vae.decode(latent)  # what the host counts for itself from its first model on
+    before = snapshot()
+    for halves in (("bf16", "fp32"), ("fp16", "auto"), ("bf16", "bf16"), ("default", "default")):
+        chosen = select(select(vae, "fp16", "fp16").vae, *halves).vae
+        chosen.encode(pixels), chosen.encode_tiled(pixels, tile_x=64, tile_y=64, overlap=16)
+        chosen.decode(latent), chosen.decode_tiled(latent, tile_x=8, tile_y=8, overlap=2)
+    watched = tuple(f"comfy.{name}." for name in ("model_management", "model_patcher", "ops", "sd"))
+    python = ".__slotnames__"  # Python's own note on a class, the first time that anything copies an object of it
+    changed = [name for name in changes(before, snapshot()) if name.startswith(watched) and not name.endswith(python)]
+    return {"changed": changed}
+
+
 def _at(name: str):
     """What is now under a dotted name of the snapshot, None where it is gone."""
     module = max((candidate for candidate in NAMES if name.startswith(f"{candidate}.")), key=len)
@@ -82,4 +102,4 @@ def _at(name: str):
 
 
 if __name__ == "__main__":
-    write_results({"import": check_import, "work": check_work})
+    write_results({"import": check_import, "work": check_work, "precision": check_precision})

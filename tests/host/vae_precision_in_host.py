@@ -3,27 +3,35 @@
 See in_host.py for how it is run.
 """
 
+import functools
 import gc
+import importlib.util
+import inspect
+import re
+import time
 import weakref
+import zlib
+from pathlib import Path
 
-from in_host import comfy, error, pack, refusal, torch, write_results  # boots the host
+from in_host import WANTED, comfy, error, pack, refusal, torch, write_results  # boots the host
 
 # isort: split
 import comfy.model_management  # noqa: E402
 import comfy.sd  # noqa: E402
 import comfy.taesd.taesd  # noqa: E402
-from checkpoints import Windows  # noqa: E402
-from vae_families import FAMILIES, make  # noqa: E402
+import comfy.utils  # noqa: E402
+from vae_families import FAMILIES, make, rounded_windows  # noqa: E402
 
 select = pack("nodes.host.precision.vae").select_vae_precision
+class_name = pack("nodes.host.vae").class_name
 LOADED_STATE = pack("nodes.host.private_copy").LOADED_STATE
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
-WINDOWS = Windows(1 << 20)
+WINDOWS = rounded_windows()
 
 
 def host_vae(state, dtype=FP32, metadata=None):
     """What the host's loader makes of a file, under the flag for that dtype."""
-    return comfy.sd.VAE(sd={k: v.clone() for k, v in state.items()}, dtype=dtype, metadata=metadata)
+    return comfy.sd.VAE(sd=dict(state), dtype=dtype, metadata=metadata)
 
 
 def inputs(family):
@@ -33,15 +41,15 @@ def inputs(family):
 
 def encoded(vae, family):
     """[whole, tiled] latents."""
-    tiles = {key: size * family.scale for key, size in family.tiles.items()}
     pixels, _ = inputs(family)
-    return [vae.encode(pixels), vae.encode_tiled(pixels, **tiles)]
+    tiles = {key: size * family.scale for key, size in (family.tiles or {}).items()}
+    return [vae.encode(pixels), *([vae.encode_tiled(pixels, **tiles)] if tiles else [])]
 
 
 def decoded(vae, family):
     """[whole, tiled] pixels."""
     _, latent = inputs(family)
-    return [vae.decode(latent), vae.decode_tiled(latent, **family.tiles)]
+    return [vae.decode(latent, family.options), *([vae.decode_tiled(latent, **family.tiles)] if family.tiles else [])]
 
 
 def equal(ones, others):
@@ -57,12 +65,22 @@ def snapshot(vae):
         for name, layer in module.named_modules()
     ]
     weights = [
-        (name, id(weight), weight.dtype, str(weight.device), weight.double().sum().item(), weight.data_ptr())
+        (name, id(weight), weight.dtype, str(weight.device), checksum(weight), weight.data_ptr())
         for name, weight in [*module.named_parameters(), *module.named_buffers()]
     ]
     booked = [(name, str(module.__dict__[name])) for name in LOADED_STATE if name in module.__dict__]
     patcher = [(name, str(value)) for name, value in sorted(vae.patcher.__dict__.items())]
     return repr((layers, weights, booked, patcher, [(k, id(v)) for k, v in sorted(vae.__dict__.items())]))
+
+
+def part(vae, path):
+    """A part of the VAE's module; a shared one is an attribute, not a child."""
+    return functools.reduce(getattr, path.split("."), vae.first_stage_model)
+
+
+def checksum(weight):
+    """Of every 61st byte: some families have more than a thousand million values."""
+    return zlib.adler32(weight.detach().reshape(-1).view(torch.uint8)[::61].numpy().tobytes())
 
 
 class Layers:
@@ -71,8 +89,8 @@ class Layers:
     def __init__(self, vae, family):
         self.seen = {"encoder": set(), "decoder": set()}
         self._half = {}
-        for half, root in zip(self.seen, family.halves, strict=True):
-            for layer in getattr(vae.first_stage_model, root).modules():
+        for half, names in zip(self.seen, family.halves, strict=True):
+            for layer in [layer for name in names.split() for layer in part(vae, name).modules()]:
                 if torch.is_tensor(weight := getattr(layer, "weight", None)) and weight.ndim > 1:
                     self._half[layer] = half
 
@@ -93,7 +111,7 @@ class Layers:
 
 def family(name):
     """One family: FP32 and BF16 by the host alone, and a split of either. One at a time: some take gigabytes."""
-    family = FAMILIES[name]
+    family, started = FAMILIES[name], time.process_time()
     state = make(name, WINDOWS)
     metadata = family.metadata or None
     fine = host_vae(state, FP32, metadata)
@@ -101,7 +119,7 @@ def family(name):
     before = snapshot(fine)
     encoder_in_bf16 = family.encodes and not family.no_bf16_encoder
     selected = select(fine, "bf16", "default") if encoder_in_bf16 else select(fine, "default", "bf16")
-    found = {"report": selected.report}
+    found = {"report": selected.report, "tiled": bool(family.tiles), "class": class_name(fine)}
     with Layers(selected.vae, family) as layers:
         split = decoded(selected.vae, family), encoded(selected.vae, family) if family.encodes else None
     found["layers"] = layers.dtypes()
@@ -136,12 +154,15 @@ def family(name):
         clean.memory_used_decode(latent, None) / coarse.memory_used_decode(latent, BF16),
         clean.memory_used_encode(pixels, None) / coarse.memory_used_encode(pixels, BF16),
     ]
-    decoder = sum(p.numel() for p in getattr(coarse.first_stage_model, family.halves[1]).parameters())
+    decoder = sum(p.numel() for name in family.halves[1].split() for p in part(coarse, name).parameters())
     found["held"] = size(clean.first_stage_model) / (4 * decoder)
     saved = clean.get_sd()
     found["saved whole"] = saved.keys() == coarse.get_sd().keys()
     found["saved dtypes"] = sorted({str(value.dtype) for value in saved.values()})
+    if not family.encodes:
+        found["encoder refused"] = refusal(lambda: select(coarse, "bf16", "default"))
     found["default gives the source"] = select(select(clean, "default", "fp16").vae).vae is coarse
+    found["cpu seconds"] = time.process_time() - started
     return found
 
 
@@ -208,6 +229,86 @@ def encoder_input_is_rescaled_in_float32():
     return {"after": (seen - wanted).abs().mean().item(), "before": (late.float() - wanted).abs().mean().item()}
 
 
+def a_layer_of_another_dtype():
+    """Case 5 of the public reports: in a BF16 VAE, a layer that someone has turned to FP32, and one that gives FP32."""
+    pixels, latent = torch.rand(1, 64, 64, 3), torch.randn(1, 4, 8, 8)
+    state = make("TAESD", WINDOWS)
+    plain, straight = host_vae(state, BF16), host_vae(state, BF16)
+    fine = select(plain, "fp32", "fp32").vae
+    straight.first_stage_model.taesd_encoder[0].float()
+    straight.first_stage_model.taesd_decoder[1].float()
+    told = failure(lambda: straight.encode(pixels)), failure(lambda: straight.decode(latent))
+    before = snapshot(straight)
+    one, other = select(straight, "bf16", "fp32").vae, select(straight, "fp32", "bf16").vae
+    whole = select(straight, "bf16", "bf16").vae
+    found = {
+        "the host's": told,
+        "bf16 encoder": equal([one.encode(pixels)], [plain.encode(pixels)]),
+        "fp32 decoder": equal([one.decode(latent)], [fine.decode(latent)]),
+        "fp32 encoder": equal([other.encode(pixels)], [fine.encode(pixels)]),
+        "bf16 decoder": equal([other.decode(latent)], [plain.decode(latent)]),
+        "all in bf16": equal([whole.decode(latent)], [plain.decode(latent)]),
+        "untouched": before == snapshot(straight) and select(straight).vae is straight,
+    }
+    layer = plain.first_stage_model.taesd_encoder[0]
+    layer.__class__ = type("Upcasts", (type(layer),), {"forward": lambda self, x: self._conv_forward(
+        x, self.weight, self.bias).float()})  # fmt: skip
+    shared, copied = select(plain, "bf16", "fp32").vae, select(plain, "fp16", "bf16").vae
+    found["said"] = [refusal(functools.partial(vae.encode, pixels)) for vae in (shared, copied)]
+    found["the other half"] = equal([shared.decode(latent)], [fine.decode(latent)])
+    return found
+
+
+def as_the_dataset_builder_meets_it():
+    """A split VAE known again by both halves and the encoder's dtype, and copied whole into FP32 for a second try."""
+    host = pack("nodes.host.vae")
+    state = make("TAESD", WINDOWS)
+    other = state | {key: value * 2 for key, value in state.items() if key.startswith("taesd_encoder")}
+    vae, pixels = host_vae(state, BF16), torch.rand(1, 64, 64, 3)
+    split = select(vae, "bf16", "fp32").vae
+    known = [host.vae_fingerprint(split)]
+    known += [host.vae_fingerprint(select(*chosen).vae) for chosen in (
+        (host_vae(other, BF16), "bf16", "fp32"), (vae, "fp32", "default"), (vae, "fp16", "fp32"), (vae, "fp16", "bf16"),
+    )]  # fmt: skip
+    fine = host_vae(state)
+    return {
+        "again": host.vae_fingerprint(select(host_vae(state, BF16), "bf16", "fp32").vae) == known[0],
+        "told apart": len({*known[:3], known[3]}) == 4 and known[3] == known[4],  # latents depend on the encoder
+        "dtype": [host.vae_dtype(split), host.vae_dtype(vae)],
+        "fp32 copy": equal([host.copy_vae(split, FP32).encode(pixels)], [fine.encode(pixels)]),
+    }
+
+
+def files_of_one_half():
+    """Files that hold an encoder or a decoder alone, by the host's loader and by ours."""
+    import folder_paths
+
+    load = pack("nodes.host.precision.vae_file").load_vae_precisely
+    lacking = pack("nodes.host.precision.vae_halves").lacking_in_file
+    cascade, small = make("Stable Cascade C (StageC_coder)", WINDOWS), make("TAESD", WINDOWS)
+    halves = [
+        host_vae({key.removeprefix(name): value for key, value in cascade.items() if key.startswith(name)})
+        for name in ("encoder.", "previewer.")
+    ]
+    folder = Path(folder_paths.get_folder_paths("vae")[0])
+    folder.mkdir(parents=True, exist_ok=True)
+    decoder = {key: value for key, value in small.items() if not key.startswith("taesd_encoder")}
+    decoder = {key: value.clone(memory_format=torch.contiguous_format) for key, value in decoder.items()}
+    comfy.utils.save_torch_file(decoder, str(folder / "decoder.safetensors"))
+    with torch.device("meta"):
+        mochi = FAMILIES["Mochi (VideoVAE)"].module()
+    return {
+        "effnet": refusal(lambda: select(halves[0], "default", "fp32")),
+        "effnet's encoder": select(halves[0], "bf16", "default").report.splitlines()[1],
+        "previewer": refusal(lambda: select(halves[1], "bf16", "default")),
+        "previewer's decoder": select(halves[1], "default", "bf16").report.splitlines()[2],
+        "taesd": refusal(lambda: load("decoder.safetensors", "bf16", "fp32")),
+        "taesd's decoder": load("decoder.safetensors", "default", "bf16").report.splitlines()[2],
+        "mochi": [lacking(keys, mochi) for keys in (["blocks.0.0.weight"], ["layers.0.weight"])],
+        "mochi whole": lacking(mochi.state_dict(), mochi),
+    }
+
+
 def what_is_refused():
     class Unknown(comfy.taesd.taesd.TAESD):
         pass
@@ -251,15 +352,28 @@ def equal_to_plain(vae, source):
     return bool(torch.equal(vae.decode(latent), comfy.sd.VAE(sd=state, dtype=FP16).decode(latent)))
 
 
-CHECKS = {name: lambda name=name: family(name) for name in FAMILIES} | {
+def classes():
+    """The classes that the host's VAE object can hold, by its own code, and those that the split knows."""
+    source = inspect.getsource(comfy.sd.VAE.__init__)
+    made = re.findall(r"self\.first_stage_model = (?:\w+\.)*([A-Z]\w*)\(", source)
+    return {"host": sorted(set(made)), "known": sorted(pack("nodes.host.precision.vae_halves")._FAMILIES)}
+
+
+LARGE = {name for name, kind in FAMILIES.items() if kind.large}
+HAS = {package: importlib.util.find_spec(package) is not None for package in ("torchaudio",)}
+CHECKS = {name: lambda name=name: family(name) for name, kind in FAMILIES.items() if HAS.get(kind.needs, True)} | {
     check.__name__: check
     for check in (
         objects_are_shared_weakly,
         any_order_gives_the_same,
         encoder_input_is_rescaled_in_float32,
+        a_layer_of_another_dtype,
+        as_the_dataset_builder_meets_it,
+        files_of_one_half,
+        classes,
         what_is_refused,
     )
 }
 
 if __name__ == "__main__":
-    write_results(CHECKS)
+    write_results({name: check for name, check in CHECKS.items() if WANTED or name not in LARGE})

@@ -62,9 +62,9 @@ def shell(module: torch.nn.Module, kind: type) -> torch.nn.Module:
     return made
 
 
-def bare_copy(root: torch.nn.Module, patcher: Any, kind: type) -> torch.nn.Module:
+def bare_copy(root: torch.nn.Module, patcher: Any, kind: type, *, prefix: str = "") -> torch.nn.Module:
     """A module like `root`, of the class `kind`, without children, with its own FP32 copies of the few weights that are
-    `root`'s own. `patcher`: the one that manages `root`.
+    `root`'s own. `patcher`: the one that manages the model; `prefix`: where in that model `root` lies, such as "vae.".
     """
     empty = shell(root, kind)
     for key, value in empty.__dict__.items():  # hooks, and what holds parameters, buffers and children
@@ -75,7 +75,7 @@ def bare_copy(root: torch.nn.Module, patcher: Any, kind: type) -> torch.nn.Modul
         alone.register_parameter(name, parameter)
     for name, buffer in root.named_buffers(recurse=False):
         alone.register_buffer(name, buffer, persistent=name not in root._non_persistent_buffers_set)
-    alone = copy_module(alone, patcher, torch.float32)
+    alone = copy_module(alone, patcher, torch.float32, prefix=prefix)
     empty._parameters.update(alone._parameters)
     empty._buffers.update(alone._buffers)
     empty._non_persistent_buffers_set.update(alone._non_persistent_buffers_set)

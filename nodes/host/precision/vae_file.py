@@ -14,6 +14,7 @@ import torch
 from ....training.errors import BadInput
 from ....training.precision.dtypes import dtype_name
 from .vae import SelectedVAE, remember_loader, select_vae_precision
+from .vae_halves import lacking_in_file
 
 __all__ = ["NO_FILES", "fingerprint_vae_file", "list_vae_files", "load_vae_precisely"]
 
@@ -37,12 +38,13 @@ def load_vae_precisely(name: str, encoder: str, decoder: str) -> SelectedVAE:
     state, metadata = comfy.utils.load_torch_file(path, safe_load=True, return_metadata=True)
     if name.startswith(_CHECKPOINTS):
         state = _vae_of(state, name)
+    keys = list(state)
     in_file = sorted({dtype_name(value.dtype) for value in state.values() if value.is_floating_point()})
     vae = comfy.sd.VAE(sd=state, metadata=metadata, dtype=torch.float32)
     if vae.first_stage_model is None:
         raise BadInput(f"{name} holds no VAE that ComfyUI knows.")
     chosen = comfy.model_management.vae_dtype(vae.device, vae.working_dtypes)
-    remember_loader(vae, chosen, chosen)
+    remember_loader(vae, chosen, chosen, lacking_in_file(keys, vae.first_stage_model))
     selected = select_vae_precision(vae, encoder, decoder)
     return SelectedVAE(selected.vae, f"{selected.report}\nThe file holds {' and '.join(in_file)} weights.")
 
