@@ -7,7 +7,7 @@ from training.precision import device as devices
 from training.precision import policy
 from training.precision.device import Support, stores, support
 from training.precision.dtypes import COMPUTE, DTYPES, dtype_name
-from training.precision.policy import TEXT_ENCODER, VAE_DECODER, VAE_ENCODER, automatic
+from training.precision.policy import DIFFUSION_MODEL, TEXT_ENCODER, VAE_DECODER, VAE_ENCODER, automatic
 from training.precision.settle import settle_storage
 
 CPU = torch.device("cpu")
@@ -78,6 +78,28 @@ def test_auto_gives_the_decoder_float32_always():
 
 def test_auto_gives_a_text_encoder_float32_always():
     assert automatic(TEXT_ENCODER, CPU).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("native", "allowed", "dtype", "why"),
+    [
+        ({"bf16", "fp16"}, (), torch.bfloat16, "has bf16 in hardware"),
+        ({"fp16"}, (), torch.float16, "this GPU emulates bf16; this device has fp16 in hardware"),
+        ({"bf16", "fp16"}, (torch.float16, torch.float32), torch.float16, "not known to work in bf16"),
+        ({"fp16"}, (torch.bfloat16, torch.float32), torch.float32, "not known to work in fp16"),
+        (set(), (), torch.float32, "emulates bf16; this GPU emulates fp16"),
+    ],
+)
+def test_auto_gives_a_diffusion_model_the_half_that_the_device_and_the_model_have(
+    monkeypatch, native, allowed, dtype, why
+):
+    def found(device, asked):
+        name = dtype_name(asked)
+        return Support(True, True) if name in native else Support(True, False, f"this GPU emulates {name}")
+
+    monkeypatch.setattr(policy, "support", found)
+    chosen = automatic(DIFFUSION_MODEL, CPU, allowed)
+    assert chosen.dtype == dtype and why in chosen.why
 
 
 def test_an_unknown_part_is_an_error():

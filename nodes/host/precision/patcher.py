@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import comfy.model_management
 import comfy.model_patcher
 import torch
 
 from ....training.errors import BadInput
 
-__all__ = ["carry", "patcher_of_copy", "refuse_dynamic"]
+__all__ = ["carry", "patcher_of_copy", "refuse_dynamic", "take_off"]
 
 # What a patcher knows of the weights in memory. All patchers of one model share these very objects: the host takes one
 # off the model and puts the next one on, and what the first has put aside the second must find.
@@ -30,6 +31,20 @@ def patcher_of_copy(patcher: Any, private: torch.nn.Module) -> Any:
     return comfy.model_patcher.ModelPatcher(
         private, load_device=patcher.load_device, offload_device=patcher.offload_device
     )
+
+
+def take_off(patcher: Any) -> None:
+    """Have the host unload the model of `patcher`, whichever clone of it is loaded: what that one has put on the model
+    (weights, objects, hooks) is off it then. The next sampler loads it again.
+    """
+    management = comfy.model_management
+    if hasattr(management, "unload_model_and_clones"):
+        management.unload_model_and_clones(patcher)
+        return
+    for loaded in [*management.current_loaded_models]:
+        if loaded.model is not None and loaded.model.is_clone(patcher):
+            loaded.model_unload()
+            management.current_loaded_models.remove(loaded)
 
 
 def carry(patcher: Any, home: Any) -> Any:
