@@ -12,6 +12,7 @@ import comfy.utils
 import torch
 
 from ...training.errors import BadInput
+from .precision.model import model_precision
 from .weights import hash_weights
 
 __all__ = [
@@ -46,8 +47,8 @@ def model_parameters(model: Any) -> int:
 
 
 def model_fingerprint(model: Any) -> str:
-    """Hex digest of the model's kind and weights (sampled, LoRA patches included)."""
-    digest = hashlib.sha256(model_name(model).encode())
+    """Hex digest of the model's kind, weights (sampled, LoRA patches included) and what a selector chose for it."""
+    digest = hashlib.sha256(model_name(model).encode() + model_precision(model).encode())
     hash_weights(digest, model)
     return digest.hexdigest()
 

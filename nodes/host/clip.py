@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ...training.errors import BadInput
+from .precision.clip import compute_dtypes
 from .weights import hash_weights
 
 __all__ = ["CaptionEncoder", "ContextShape", "check_conditioning", "clip_fingerprint"]
@@ -21,8 +22,10 @@ _PADDED_FROM = 64  # an empty caption this long was padded: CLIP gives 77, T5 12
 
 
 def clip_fingerprint(clip: Any) -> str:
-    """Hex digest of the text encoder's class, weights (sampled, with what patches it) and chosen layer."""
+    """Hex digest of the text encoder's class, weights (sampled, with what patches it), chosen layer and dtypes."""
     digest = hashlib.sha256(f"{type(clip.cond_stage_model).__name__} layer {clip.layer_idx}".encode())
+    for name, dtype in compute_dtypes(clip).items():  # of those that were changed; weights tell their own
+        digest.update(f"{name} computes in {dtype}".encode())
     hash_weights(digest, clip.patcher)
     return digest.hexdigest()
 

@@ -7,13 +7,14 @@ the copy is loaded too, its weights may be patched (LoRA), and newer hosts hang 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ...training.errors import BadInput
 
-__all__ = ["LOADED_STATE", "copy_module"]
+__all__ = ["LOADED_STATE", "cast_weight", "copy_module", "is_quantized", "unpatched"]
 
 # What the host hangs on a module while it is loaded: a copy that kept it would be taken for loaded already.
 LOADED_STATE = (
@@ -43,19 +44,26 @@ LOADED_STATE = (
 )
 
 
-def copy_module(module: torch.nn.Module, patcher: Any, dtype: torch.dtype, *, prefix: str = "") -> torch.nn.Module:
+def copy_module(
+    module: torch.nn.Module,
+    patcher: Any,
+    dtype: torch.dtype | Callable[[str, torch.Tensor], torch.Tensor],
+    *,
+    prefix: str = "",
+) -> torch.nn.Module:
     """`module` with weights and buffers of its own on the CPU, floating-point ones in `dtype`.
 
-    `patcher`: the one that manages the model; `prefix`: where in that model `module` lies, such as "decoder.". The
-    weights are the unpatched ones. Raises BadInput for weights that cannot be copied: quantized, or not loaded yet.
+    `dtype` may be a function instead: it is given each weight's key and the weight, and returns the one that the copy
+    gets. `patcher`: the one that manages the model; `prefix`: where in that model `module` lies, such as "decoder.".
+    The weights are the unpatched ones. Raises BadInput for weights that cannot be copied: quantized, or not loaded yet.
     """
+    made = dtype if callable(dtype) else lambda _key, weight: cast_weight(weight, dtype)
     with patcher.use_ejected():
         # deepcopy's memo is filled beforehand with the new weights, so that neither the old ones nor the host's
         # loading handles are ever copied.
         memo: dict[int, Any] = {}
         for key, tensor in [*module.named_parameters(), *module.named_buffers()]:
-            backup = patcher.backup.get(prefix + key)
-            weight = _in_dtype(tensor if backup is None else backup.weight, dtype, prefix + key)
+            weight = made(prefix + key, unpatched(patcher, prefix + key, tensor))
             if isinstance(tensor, torch.nn.Parameter):
                 weight = torch.nn.Parameter(weight, requires_grad=False)
             memo[id(tensor)] = weight
@@ -66,22 +74,50 @@ def copy_module(module: torch.nn.Module, patcher: Any, dtype: torch.dtype, *, pr
                     memo[id(held)] = held  # shared, then dropped below
         private = copy.deepcopy(module, memo)
     for part in private.modules():
-        _forget_loading(part, dtype)
+        _forget_loading(part)
     if not isinstance(getattr(type(private), "device", None), property):
         private.device = torch.device("cpu")  # the host moves a model from there
     return private
 
 
-def _in_dtype(tensor: torch.Tensor, dtype: torch.dtype, key: str) -> torch.Tensor:
-    if hasattr(tensor, "dequantize") and type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+def is_quantized(tensor: torch.Tensor) -> bool:
+    """A packed format: its values are not the numbers that it stores."""
+    return type(tensor) not in (torch.Tensor, torch.nn.Parameter) and hasattr(tensor, "dequantize")
+
+
+def unpatched(patcher: Any, key: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The weight `tensor` of the model of `patcher` without what LoRA nodes have put into it, detached.
+
+    Raises BadInput for one that cannot be copied.
+    """
+    if is_quantized(tensor):
         raise BadInput(f"The weight {key} is quantized, so its precision cannot be changed; load it unquantized.")
     if tensor.is_meta:
         raise BadInput(f"The weight {key} is not in memory yet, so it cannot be copied into another precision.")
-    tensor = tensor.detach()
-    return tensor.to("cpu", dtype if tensor.is_floating_point() else tensor.dtype, copy=True)
+    if (backup := patcher.backup.get(key)) is not None:
+        tensor = backup.weight
+    elif (hooked := getattr(patcher, "hook_backup", {}).get(key)) is not None:
+        tensor = hooked[0]
+    return tensor.detach()
 
 
-def _forget_loading(part: torch.nn.Module, dtype: torch.dtype) -> None:
+def cast_weight(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A copy on the CPU, in `dtype` if it is floating point. What `dtype` cannot hold becomes the nearest that it can;
+    a cast alone may make it infinity or NaN, which would spoil every output.
+    """
+    if not weight.is_floating_point() or weight.dtype == dtype:
+        return weight.to("cpu", copy=True)
+    most = torch.finfo(dtype).max
+    if weight.numel() and most < torch.finfo(weight.dtype).max:
+        if weight.dtype.itemsize == 1:  # such dtypes can do little more than be cast
+            weight = weight.float()
+        low, high = weight.aminmax()
+        if low < -most or high > most:
+            weight = weight.clamp(-most, most)
+    return weight.to("cpu", dtype, copy=True)
+
+
+def _forget_loading(part: torch.nn.Module) -> None:
     if "prev_comfy_cast_weights" in part.__dict__:
         part.comfy_cast_weights = part.prev_comfy_cast_weights
     for attribute in LOADED_STATE:
@@ -89,5 +125,8 @@ def _forget_loading(part: torch.nn.Module, dtype: torch.dtype) -> None:
     for functions in ("weight_function", "bias_function"):
         if functions in part.__dict__:
             setattr(part, functions, [])
-    for attribute in [name for name in part.__dict__ if name.endswith("_comfy_model_dtype")]:
-        setattr(part, attribute, dtype)
+    suffix = "_comfy_model_dtype"  # how newer hosts note the dtype that a weight shall have
+    for attribute in [name for name in part.__dict__ if name.endswith(suffix)]:
+        weight = getattr(part, attribute.removesuffix(suffix), None)
+        if weight is not None:
+            setattr(part, attribute, weight.dtype)

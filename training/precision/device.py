@@ -9,7 +9,7 @@ import torch
 
 from .dtypes import dtype_name
 
-__all__ = ["Support", "support"]
+__all__ = ["Support", "stores", "support"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,19 @@ def support(device: torch.device, dtype: torch.dtype) -> Support:
         return Support(False, False, f"{said} ({str(error).splitlines()[0][:120]})")
     if not _is_native(device, dtype):
         return Support(True, False, f"{_device_name(device)} emulates {dtype_name(dtype)}")
+    return Support(True, True)
+
+
+@cache
+def stores(device: torch.device, dtype: torch.dtype) -> Support:
+    """Can `device` keep weights in `dtype` and cast them to FP32? Not every device that has memory has every dtype."""
+    try:
+        kept = torch.tensor([0.5, -2.0], device=device).to(dtype).float().tolist()
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        kept = str(error).splitlines()[0][:120]
+    if kept != [0.5, -2.0]:
+        said = f"{_device_name(device)} cannot keep weights in {dtype_name(dtype)}"
+        return Support(False, False, f"{said} ({kept})" if isinstance(kept, str) else said)
     return Support(True, True)
 
 

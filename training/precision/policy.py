@@ -9,9 +9,10 @@ import torch
 from .device import support
 from .dtypes import dtype_name
 
-__all__ = ["VAE_DECODER", "VAE_ENCODER", "Choice", "automatic"]
+__all__ = ["DIFFUSION_MODEL", "TEXT_ENCODER", "VAE_DECODER", "VAE_ENCODER", "Choice", "automatic"]
 
-VAE_ENCODER, VAE_DECODER = "VAE encoder", "VAE decoder"
+VAE_ENCODER, VAE_DECODER, TEXT_ENCODER = "VAE encoder", "VAE decoder", "text encoder"
+DIFFUSION_MODEL = "diffusion model"
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,14 @@ def automatic(kind: str, device: torch.device, allowed: tuple[torch.dtype, ...] 
 
     A VAE decoder is always FP32: it gives the picture itself, and in BF16 it adds noise of high frequency. A VAE
     encoder is BF16 where the device has it in hardware: its latent is noised or averaged afterwards. FP16 is never
-    picked for a VAE: the activations of several pass its limit, 65504.
+    picked for a VAE: the activations of several pass its limit, 65504. A text encoder is always FP32: it runs once for
+    a prompt, and what it gives is the key and the value of every cross-attention of every step. A diffusion model is
+    BF16 where the device has it in hardware, for its range, else FP16 where it has that, else FP32.
     """
+    if kind == DIFFUSION_MODEL:
+        return _half(device, allowed)
+    if kind == TEXT_ENCODER:
+        return Choice(torch.float32, "a text encoder runs once, and its error would be in every step")
     if kind == VAE_DECODER:
         return Choice(torch.float32, "a decoder gives the picture itself")
     if kind == VAE_ENCODER:
@@ -37,4 +44,19 @@ def automatic(kind: str, device: torch.device, allowed: tuple[torch.dtype, ...] 
         if found.runs and found.native:
             return Choice(torch.bfloat16, "an encoder keeps enough in bf16, and this device has it in hardware")
         return Choice(torch.float32, found.why)
-    raise ValueError(f"kind must be {VAE_ENCODER!r} or {VAE_DECODER!r}; got {kind!r}")
+    kinds = (VAE_ENCODER, VAE_DECODER, TEXT_ENCODER, DIFFUSION_MODEL)
+    raise ValueError(f"kind must be one of {', '.join(map(repr, kinds))}; got {kind!r}")
+
+
+def _half(device: torch.device, allowed: tuple[torch.dtype, ...]) -> Choice:
+    """BF16, FP16 or FP32 for a model that is known to work in `allowed` (none named: in all)."""
+    reasons = []
+    for dtype in (torch.bfloat16, torch.float16):
+        found = support(device, dtype)
+        if not (found.runs and found.native):
+            reasons.append(found.why)
+        elif allowed and dtype not in allowed:
+            reasons.append(f"this model is not known to work in {dtype_name(dtype)}")
+        else:
+            return Choice(dtype, "; ".join([*reasons, f"this device has {dtype_name(dtype)} in hardware"]))
+    return Choice(torch.float32, "; ".join(reasons))

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import torch
 
-from .device import support
+from .device import Support, stores, support
 from .dtypes import DTYPES, dtype_name
 from .policy import Choice
 
-__all__ = ["AUTO", "DEFAULT", "settle"]
+__all__ = ["AUTO", "DEFAULT", "settle", "settle_storage"]
 
 DEFAULT, AUTO = "default", "auto"
 _LOG = logging.getLogger("ref2v")
@@ -32,9 +32,21 @@ def settle(
         choice = automatic()
         return choice.dtype, f"{part}: {dtype_name(choice.dtype)} (auto: {choice.why})"
     dtype = DTYPES.get(wanted)
-    found = support(device, dtype) if dtype is not None else None
+    return _had(part, wanted, loaded, support(device, dtype) if dtype is not None else None)
+
+
+def settle_storage(part: str, wanted: str, loaded: torch.dtype, device: torch.device) -> tuple[torch.dtype, str]:
+    """The same for the dtype in which the weights of `part` are kept: "default", or any key of `DTYPES`."""
+    if wanted == DEFAULT:
+        return loaded, f"{part}: {dtype_name(loaded)}, as loaded"
+    dtype = DTYPES.get(wanted)
+    return _had(part, wanted, loaded, stores(device, dtype) if dtype is not None else None)
+
+
+def _had(part: str, wanted: str, loaded: torch.dtype, found: Support | None) -> tuple[torch.dtype, str]:
+    """`wanted` where the machine has it, as `found` says, else `loaded`."""
     if found is None or not found.runs:
         why = found.why if found else f"this version of the pack does not know the dtype {wanted!r}"
         _LOG.warning("%s: %s; it stays %s, as loaded.", part, why, dtype_name(loaded))
         return loaded, f"{part}: {dtype_name(loaded)}, as loaded, because {why}"
-    return dtype, f"{part}: {wanted}" + (f" (slow: {found.why})" if found.why else "")
+    return DTYPES[wanted], f"{part}: {wanted}" + (f" (slow: {found.why})" if found.why else "")

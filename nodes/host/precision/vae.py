@@ -17,11 +17,11 @@ from ....training.precision.dtypes import dtype_name
 from ....training.precision.policy import VAE_DECODER, VAE_ENCODER, automatic
 from ....training.precision.settle import DEFAULT, settle
 from ..vae import class_name, copy_vae, refuse_empty
-from .shell import guard_of
+from .shell import guard_of, half_dtype
 from .vae_halves import find_halves, lacking_half
 from .vae_split import is_all_in, split_vae
 
-__all__ = ["SelectedVAE", "half_in_float32", "remember_loader", "select_vae_precision"]
+__all__ = ["SelectedVAE", "half_in_float32", "remember_loader", "select_vae_precision", "vae_dtypes"]
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,12 @@ def remember_loader(vae: Any, encoder: torch.dtype, decoder: torch.dtype, lacks:
     `lacks`: "encoder" or "decoder" where the file has no such half, else "".
     """
     vae.first_stage_model.ref2v_origin = _Origin(None, encoder, decoder, lacks)
+
+
+def vae_dtypes(vae: Any) -> tuple[torch.dtype, torch.dtype]:
+    """In which dtypes the encoder and the decoder of a VAE run."""
+    module = vae.first_stage_model
+    return half_dtype(module, "encoder") or vae.vae_dtype, half_dtype(module, "decoder") or vae.vae_dtype
 
 
 def half_in_float32(vae: Any, half: str) -> Any:

@@ -1,0 +1,303 @@
+"""A CLIP whose text encoders each have a dtype to be kept in and one to compute in, beside the CLIP it was made of.
+
+Nothing of the source is changed. The host keeps text encoders in FP16 and casts each weight to FP32 as it computes, so
+the two dtypes are independent:
+
+- another dtype to compute in costs nothing: the CLIP calls a second shell of each encoder, of the same class and over
+  the same layers, which casts what goes into the first of them. The host goes on managing the source's own model;
+- another dtype to keep needs weights of its own, on a patcher of its own. Encoders that stay share the memory of the
+  source's weights; once on a GPU, each model has its own there.
+
+What comes out is FP32 in any case: the host's shell around each encoder sees to it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import comfy.sd1_clip
+import torch
+
+from ....training.errors import BadInput
+from ....training.precision.dtypes import dtype_name
+from ....training.precision.policy import TEXT_ENCODER, automatic
+from ....training.precision.settle import DEFAULT, settle, settle_storage
+from ..private_copy import cast_weight, copy_module, is_quantized, unpatched
+from .patcher import carry, patcher_of_copy, refuse_dynamic
+from .shell import guard_of
+
+__all__ = ["ALL", "ENCODERS", "SelectedCLIP", "compute_dtypes", "encoder_dtypes", "select_clip_precision"]
+
+ALL = "all"
+ENCODERS = (
+    "clip_l", "clip_g", "clip_h", "t5xxl", "t5base", "umt5xxl", "umt5base", "pile_t5xl", "mt5xl", "byt5_small",
+    "hydit_clip", "llama", "gemma2_2b", "gemma3_4b", "qwen25_3b", "qwen25_7b", "qwen3_4b", "mistral3_24b",
+)  # fmt: skip
+_HOST_COMPUTE = torch.float32  # written out in the host's SDClipModel, whatever the weights are kept in
+_OVERFLOW_IN_FP16 = ("T5", "Gemma")  # classes whose activations are known to pass 65504
+
+
+@dataclass(frozen=True)
+class SelectedCLIP:
+    """The CLIP to work with, and what a person is told: which encoder is kept and computes in what, and why."""
+
+    clip: Any
+    report: str
+
+
+@dataclass(frozen=True)
+class _Dtypes:
+    storage: torch.dtype
+    compute: torch.dtype
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """Where a CLIP of ours came from; it sits on the module that the CLIP calls, which `CLIP.clone()` passes on.
+
+    clip: the one that came into the first selector of a chain. home: the patcher of the weights at work. selected: the
+    dtypes of the encoders that were changed. stamp: of the CLIP as we made it, where only selectors stood before;
+    a CLIP with another one has been patched by other nodes since `clip`.
+    """
+
+    clip: Any
+    home: Any
+    selected: dict[str, _Dtypes]
+    stamp: tuple | None
+
+    def __deepcopy__(self, _memo: dict) -> _Origin:
+        return self
+
+
+# Of each source, the patchers of the copies made of it, by (encoder, storage): gone when no CLIP uses them any more.
+_COPIES: weakref.WeakKeyDictionary[torch.nn.Module, dict[frozenset, weakref.ref]] = weakref.WeakKeyDictionary()
+
+
+def select_clip_precision(
+    clip: Any, encoder: str = ALL, storage: str = DEFAULT, compute: str = DEFAULT
+) -> SelectedCLIP:
+    """`clip` with the dtypes named for `encoder` ("all", or the name of one), the other encoders as they came in.
+
+    storage: "default" (what the loader chose) or a key of `DTYPES`; compute: "default", "auto", or one of `COMPUTE`.
+    A dtype that this machine lacks is logged, said in the report and passed over; so is an encoder that this CLIP does
+    not have. Raises BadInput with the reason for a CLIP that cannot be copied.
+    """
+    if getattr(clip, "cond_stage_model", None) is None:
+        raise BadInput("The clip holds no weights: the checkpoint that it comes from has no text encoder.")
+    if (guard := guard_of(clip.cond_stage_model)) is not None:  # it goes around the CLIP in its new dtypes
+        chosen = select_clip_precision(guard.without(clip), encoder, storage, compute)
+        return replace(chosen, clip=guard.around(chosen.clip))
+    origin = getattr(clip.cond_stage_model, "ref2v_origin", None)
+    source = origin.clip if origin else clip
+    root, device = source.cond_stage_model, clip.patcher.load_device
+    loaded = {name: _Dtypes(_kept_in(part), _HOST_COMPUTE) for name, part in _encoders(root).items()}
+    lines = [f"{type(root).__name__} on {device}"]
+    if not loaded:
+        if storage == compute == DEFAULT:
+            return SelectedCLIP(clip, f"{lines[0]}, as loaded.")
+        raise BadInput(f"The CLIP ({type(root).__name__}) has no text encoder of a kind that is known here.")
+    chosen = [*loaded] if encoder == ALL else [encoder]
+    if not loaded.keys() >= {*chosen}:
+        has = ", ".join(loaded)
+        return SelectedCLIP(clip, f"{lines[0]}\nIt has no encoder {encoder!r}, so nothing changes; it has {has}.")
+
+    selected = {**loaded, **(origin.selected if origin else {})}
+    for name, was in loaded.items():
+        if name not in chosen:
+            now = selected[name]
+            since = "as loaded" if now == was else "as selected before"
+            lines.append(f"{name}: kept in {dtype_name(now.storage)}, computes in {dtype_name(now.compute)}, {since}")
+            continue
+        keeps, said = settle_storage(f"{name} storage", storage, was.storage, device)
+        lines.append(said + _beside(root, name, keeps, was.storage))
+        computes, said = settle(
+            f"{name} compute", compute, was.compute, device, lambda: automatic(TEXT_ENCODER, device)
+        )
+        lines += [said, *_warnings(root, name, _Dtypes(keeps, computes), was)]
+        selected[name] = _Dtypes(keeps, computes)
+    changed = {name: dtypes for name, dtypes in selected.items() if dtypes != loaded[name]}
+    if changed:
+        _refuse_what_cannot_be_copied(source, changed)
+    new = _made(clip, source, loaded, changed) if changed else _as_loaded(clip, origin)
+    own = [name for name, now in changed.items() if now.storage != loaded[name].storage]
+    if own:
+        held = sum(_bytes(new.cond_stage_model, name) for name in own)
+        lines.append(f"Held beside the weights of the CLIP that came in: {held / 2**20:.1f} MiB.")
+    return SelectedCLIP(new, "\n".join(lines))
+
+
+def compute_dtypes(clip: Any) -> dict[str, torch.dtype]:
+    """The encoders of a CLIP that compute in another dtype than the host's own, FP32."""
+    encoders = _encoders(clip.cond_stage_model).items()
+    found = {name: getattr(encoder.transformer, "ref2v_compute", None) for name, encoder in encoders}
+    return {name: dtype for name, dtype in found.items() if dtype is not None}
+
+
+def encoder_dtypes(clip: Any) -> dict[str, tuple[torch.dtype, torch.dtype]]:
+    """(storage, compute) of each text encoder of a CLIP, by its name."""
+    computes = compute_dtypes(clip)
+    encoders = _encoders(clip.cond_stage_model).items()
+    return {name: (_kept_in(encoder), computes.get(name, _HOST_COMPUTE)) for name, encoder in encoders}
+
+
+# ---------------------------------------------------------------------------------------------------- what is in a CLIP
+
+
+def _encoders(root: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    return {name: part for name, part in root.named_children() if isinstance(part, comfy.sd1_clip.SDClipModel)}
+
+
+def _kept_in(encoder: torch.nn.Module) -> torch.dtype:
+    """The dtype of most of its weights."""
+    sizes: dict[torch.dtype, int] = {}
+    for weight in encoder.transformer.parameters():
+        sizes[weight.dtype] = sizes.get(weight.dtype, 0) + weight.numel()
+    return max(sizes, key=sizes.get)
+
+
+def _bytes(root: torch.nn.Module, name: str) -> int:
+    return sum(weight.numel() * weight.element_size() for weight in getattr(root, name).parameters())
+
+
+def _family(root: torch.nn.Module, name: str) -> str:
+    return type(getattr(root, name).transformer).__name__
+
+
+def _beside(root: torch.nn.Module, name: str, keeps: torch.dtype, loaded: torch.dtype) -> str:
+    if keeps.itemsize > 1 or keeps == loaded:
+        return ""
+    return f" (norms and biases stay {dtype_name(loaded)})"
+
+
+def _warnings(root: torch.nn.Module, name: str, now: _Dtypes, loaded: _Dtypes) -> list[str]:
+    lines = []
+    if torch.finfo(now.storage).eps < torch.finfo(loaded.storage).eps:
+        fine, coarse = dtype_name(now.storage), dtype_name(loaded.storage)
+        lines.append(f"{name}: {fine} over {coarse} weights, rounded by the loader; what it lost does not come back.")
+    if now.compute == torch.float16 and _family(root, name).startswith(_OVERFLOW_IN_FP16):
+        lines.append(
+            f"{name}: fp16 ends at 65504, and activations of {_family(root, name)} are known to pass it: look for NaN, "
+            f"or take bf16."
+        )
+    return lines
+
+
+def _refuse_what_cannot_be_copied(source: Any, changed: dict[str, _Dtypes]) -> None:
+    root = source.cond_stage_model
+    what = f"The CLIP ({type(root).__name__})"
+    refuse_dynamic(source.patcher, what)
+    for name in changed:
+        transformer = getattr(root, name).transformer
+        # weights with a scale beside them, which no dtype of ours knows of
+        if hasattr(transformer, "scaled_fp8") or any(is_quantized(weight) for weight in transformer.parameters()):
+            raise BadInput(
+                f"{what} has quantized weights in {name}, so its precision cannot be changed; load an unquantized file."
+            )
+
+
+# ------------------------------------------------------------------------------------------------------ the CLIP itself
+
+
+def _stamp(clip: Any) -> tuple:
+    """Changes when another node works on the CLIP."""
+    return clip.patcher.patches_uuid, clip.layer_idx, clip.use_clip_schedule, id(clip.apply_hooks_to_conds)
+
+
+def _is_untouched(clip: Any) -> bool:
+    """Has no other node worked on `clip` since it came into the first selector?"""
+    origin = getattr(clip.cond_stage_model, "ref2v_origin", None)
+    return origin is None or _stamp(clip) == origin.stamp
+
+
+def _made(clip: Any, source: Any, loaded: dict[str, _Dtypes], selected: dict[str, _Dtypes]) -> Any:
+    """`clip` again, with what other nodes have put on it, over the source's weights in the dtypes of `selected`."""
+    stored = {name: now.storage for name, now in selected.items() if now.storage != loaded[name].storage}
+    home = _copied(source, stored) if stored else source.patcher
+    new = clip.clone()
+    new.patcher = carry(new.patcher, home)
+    # The host loads and patches the model of the patcher; what the CLIP calls is a shell over the same layers.
+    new.cond_stage_model = _shell(home.model)
+    for name, now in selected.items():
+        if now.compute != loaded[name].compute:
+            encoder = _shell(getattr(home.model, name))
+            encoder.transformer = _computing_in(encoder.transformer, now.compute)
+            setattr(new.cond_stage_model, name, encoder)
+    stamp = _stamp(new) if _is_untouched(clip) else None
+    new.cond_stage_model.ref2v_origin = _Origin(source, home, selected, stamp)
+    return new
+
+
+def _as_loaded(clip: Any, origin: _Origin | None) -> Any:
+    """The very CLIP that came into the first selector, unless other nodes have worked on it since."""
+    if origin is None:
+        return clip
+    if _is_untouched(clip):
+        return origin.clip
+    new = clip.clone()
+    new.patcher = carry(new.patcher, origin.clip.patcher)
+    new.cond_stage_model = origin.clip.cond_stage_model
+    return new
+
+
+def _copied(source: Any, stored: dict[str, torch.dtype]) -> Any:
+    """The patcher of a copy of the source's model with these encoders kept in these dtypes; one for all who use it."""
+    root = source.patcher.model
+    copies = _COPIES.setdefault(root, {})
+    key = frozenset(stored.items())
+    alive = {made: home for made, ref in copies.items() if (home := ref()) is not None}
+    if key in alive:
+        return alive[key]
+    # an encoder that another copy already keeps in that dtype is taken from there
+    lenders = {name: alive[made] for name, dtype in stored.items() for made in alive if (name, dtype) in made}
+    lent = {name: dict(lender.model.named_parameters()) for name, lender in lenders.items()}
+
+    def weight_of(name: str, weight: torch.Tensor) -> torch.Tensor:
+        encoder = name.split(".", 1)[0]
+        if encoder in lent and name in lent[encoder]:
+            return unpatched(lenders[encoder], name, lent[encoder][name]).to("cpu")
+        dtype = stored.get(encoder)
+        if dtype is None or (dtype.itemsize == 1 and weight.ndim < 2):
+            return weight.to("cpu")  # the same memory, where it lies on the CPU
+        return cast_weight(weight, dtype)
+
+    private = copy_module(root, source.patcher, weight_of)
+    for name, dtype in stored.items():
+        transformer = getattr(private, name).transformer
+        if isinstance(getattr(transformer, "dtype", None), torch.dtype):
+            transformer.dtype = dtype  # the host's T5 asks it
+    home = patcher_of_copy(source.patcher, private)
+    copies[key] = weakref.ref(home)
+    return home
+
+
+def _shell(module: torch.nn.Module, kind: type | None = None) -> torch.nn.Module:
+    """A second object over the very children, weights and hooks of `module`: another child of it is its own affair."""
+    kind = kind or type(module)
+    shell = kind.__new__(kind)
+    shell.__dict__.update(module.__dict__)
+    shell.__dict__["_modules"] = dict(module._modules)
+    return shell
+
+
+def _computing_in(transformer: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    shell = _shell(transformer, _casting(type(transformer)))
+    shell.ref2v_compute = dtype
+    return shell
+
+
+@cache
+def _casting(family: type) -> type:
+    """A subclass of the host's own class, of the same name: layers follow the dtype of what comes into the first."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        embeds = kwargs.get("embeds")
+        if embeds is not None:
+            kwargs["embeds"] = embeds.to(self.ref2v_compute)
+        kwargs["dtype"] = self.ref2v_compute
+        return super(made, self).forward(*args, **kwargs)
+
+    made = type(family.__name__, (family,), {"forward": forward})
+    return made

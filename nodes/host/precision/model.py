@@ -1,0 +1,276 @@
+"""A MODEL that computes and is kept in dtypes of one's own, beside the MODEL that it was made of.
+
+Nothing of the source is changed. Another dtype to compute in shares the source's weights: it is the host's own switch
+(`set_model_compute_dtype`) on a clone of the patcher, which the host puts on and off the model as it loads one clone or
+the other. Another dtype to keep needs a copy of the diffusion model, on a patcher of its own to which everything moves
+that other nodes have put on the source's.
+"""
+
+from __future__ import annotations
+
+import uuid
+import weakref
+from dataclasses import dataclass, replace
+from typing import Any
+
+import comfy.ldm.modules.attention
+import torch
+
+from ....training.errors import BadInput
+from ....training.precision.dtypes import dtype_name
+from ....training.precision.module_kinds import EMBEDDINGS, IN_OUT, NORMS, find_modules, split_patterns
+from ....training.precision.policy import DIFFUSION_MODEL, automatic
+from ....training.precision.settle import DEFAULT, settle, settle_storage
+from ..private_copy import LOADED_STATE, cast_weight, copy_module, is_quantized
+from .kept_modules import FP32Softmax, keep_in_float32, without_foreign_weights
+from .patcher import carry, patcher_of_copy, refuse_dynamic, take_off
+
+__all__ = ["Keep", "SelectedModel", "model_dtypes", "model_precision", "select_model_precision"]
+
+_KEY = "ref2v_precision"
+_OVERRIDE = "optimized_attention_override"
+_HOLD_SCORES = ("attention_basic", "attention_split", "attention_sub_quad")  # the host's attentions that are not fused
+
+
+@dataclass(frozen=True)
+class Keep:
+    """What stays in FP32. layers: name patterns within the diffusion model, with commas or line breaks between them."""
+
+    norms: bool = False
+    embeddings: bool = False
+    in_out: bool = False
+    attention_softmax: bool = False
+    layers: str = ""
+
+    def kinds(self) -> list[str]:
+        wanted = {NORMS: self.norms, EMBEDDINGS: self.embeddings, IN_OUT: self.in_out}
+        return [kind for kind, is_wanted in wanted.items() if is_wanted]
+
+
+@dataclass(frozen=True)
+class SelectedModel:
+    """The MODEL to work with, and what a person is told: what is kept and computes in what, and why."""
+
+    model: Any
+    report: str
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """Where a MODEL of ours came from; it is an attachment of the patcher, which the host passes on to clones.
+
+    model: the one that came into the first selector of a chain. home: the patcher of the weights at work. untouched:
+    this patcher is the very one that we made, and no other node has worked between it and `model`.
+    """
+
+    model: Any
+    home: Any
+    chosen: str
+    untouched: bool
+
+    def on_model_patcher_clone(self) -> _Origin:
+        return replace(self, untouched=False)
+
+
+# Of each source, the patchers of the copies made of it, by dtype and kept modules: gone when no MODEL uses them.
+_COPIES: weakref.WeakKeyDictionary[torch.nn.Module, dict[tuple, weakref.ref]] = weakref.WeakKeyDictionary()
+
+
+def select_model_precision(
+    model: Any, compute: str = DEFAULT, storage: str = DEFAULT, keep: Keep | None = None
+) -> SelectedModel:
+    """`model` with the dtypes named: compute "default" (what the loader chose), "auto" or one of `COMPUTE`; storage
+    "default" or a key of `DTYPES`; `keep` in FP32.
+
+    What an earlier selector chose is replaced. A dtype that this machine lacks is logged, said in the report and passed
+    over. Raises BadInput with the reason for a MODEL that cannot be copied.
+    """
+    keep = keep or Keep()
+    origin = model.get_attachment(_KEY)
+    source = origin.model if origin else model
+    network, device = source.model.diffusion_model, model.load_device
+    held, computed = model_dtypes(source)
+    supported = tuple(source.model.model_config.supported_inference_dtypes)
+    computes, said = settle("Compute", compute, computed, device, lambda: automatic(DIFFUSION_MODEL, device, supported))
+    stores, said_storage = settle_storage("Storage", storage, held, device)
+    if stores.itemsize == 1 and stores != held:
+        said_storage += f" (norms and biases stay {dtype_name(held)})"
+    lines = [f"{_kind(source)} on {device}", said, said_storage]
+    lines += _warnings(held, stores, computes, supported, computed)
+
+    kept, said_kept = _kept(network, keep, computes, copied=stores != held, held=held)
+    softmax, said_softmax = _softmax(keep, computes)
+    lines += said_kept + said_softmax
+    if (computes, stores) == (computed, held) and not kept and not softmax:
+        return SelectedModel(_as_loaded(model, origin), "\n".join(lines))
+    _refuse_what_cannot_be_copied(source)
+
+    home = source if stores == held else _copied(source, stores, kept)
+    new = carry(_without_ours(model, origin), home)
+    new.set_model_compute_dtype(computes)  # layers of the host cast their weights from here on
+    if kept:
+        new.set_injections(_KEY, [keep_in_float32(kept, computes)])
+    if softmax:
+        options = new.model_options["transformer_options"]
+        options[_OVERRIDE] = FP32Softmax(options.get(_OVERRIDE))
+    untouched = origin is None or origin.untouched
+    new.set_attachments(_KEY, _Origin(source, home, f"{computes} {sorted(kept)} {softmax}", untouched))
+    if home is not source:
+        size = sum(w.numel() * w.element_size() for w in home.model.diffusion_model.parameters())
+        lines.append(f"Held beside the weights of the MODEL that came in: {size / 2**20:.1f} MiB.")
+    return SelectedModel(new, "\n".join(lines))
+
+
+def model_precision(model: Any) -> str:
+    """What a selector chose for the layers of `model`, as a text to know it again by; "" where none did."""
+    origin = model.get_attachment(_KEY)
+    return origin.chosen if origin else ""
+
+
+# ------------------------------------------------------------------------------------------------- what was asked for
+
+
+def _kind(source: Any) -> str:
+    """What the host took the model for, such as "SD15"."""
+    return type(source.model.model_config).__name__
+
+
+def model_dtypes(model: Any) -> tuple[torch.dtype, torch.dtype]:
+    """(dtype that most weights are kept in, dtype that the layers compute in) of a MODEL as it is."""
+    sizes: dict[torch.dtype, int] = {}
+    for weight in model.model.diffusion_model.parameters():
+        sizes[weight.dtype] = sizes.get(weight.dtype, 0) + weight.numel()
+    computes = model.get_model_object("manual_cast_dtype") or model.model.get_dtype()
+    return max(sizes, key=sizes.get), computes
+
+
+def _warnings(
+    held: torch.dtype, stores: torch.dtype, computes: torch.dtype, supported: tuple, computed: torch.dtype
+) -> list[str]:
+    lines = []
+    eps = lambda dtype: torch.finfo(dtype).eps  # noqa: E731
+    if eps(stores) < eps(held):
+        lines.append(
+            f"{dtype_name(stores)} over {dtype_name(held)} weights, rounded by the loader; what it lost is lost."
+        )
+    elif computes != computed and eps(computes) < eps(stores):
+        lines.append(f"{dtype_name(computes)} compute over {dtype_name(stores)} weights.")
+    if computes != computed and supported and computes not in supported:
+        names = ", ".join(dtype_name(dtype) for dtype in supported)
+        lines.append(f"This model is known to work in {names}, not in {dtype_name(computes)}: look for NaN.")
+    return lines
+
+
+def _kept(
+    network: torch.nn.Module, keep: Keep, computes: torch.dtype, *, copied: bool, held: torch.dtype
+) -> tuple[dict[str, str], list[str]]:
+    """(module -> what it was found by, the lines of the report)."""
+    patterns = split_patterns(keep.layers)
+    if not keep.kinds() and not patterns:
+        return {}, []
+    found = find_modules(network, keep.kinds(), patterns)
+    lines = [
+        f"Nothing to keep in fp32 as {by}: {type(network).__name__} has none by that name." for by in found.missing
+    ]
+    if computes == torch.float32:
+        return {}, [*lines, "Everything computes in fp32, so there is nothing to keep in it."]
+    kept, foreign = without_foreign_weights(network, found, kept_copy=copied and held == torch.float32)
+    for by in dict.fromkeys(kept.values()):
+        names = [name for name, found_by in kept.items() if found_by == by]
+        lines.append(
+            f"Kept in fp32 ({by}): {', '.join(names[:4])}" + (f" and {len(names) - 4} more" * (len(names) > 4))
+        )
+    if foreign:
+        lines.append(f"Not kept in fp32, since their weights cannot be cast in passing: {', '.join(foreign[:4])}.")
+    return kept, lines
+
+
+def _softmax(keep: Keep, computes: torch.dtype) -> tuple[bool, list[str]]:
+    if not keep.attention_softmax:
+        return False, []
+    name = comfy.ldm.modules.attention.optimized_attention.__name__
+    if computes == torch.float32:
+        return False, ["Attention softmax: everything computes in fp32 already."]
+    if name not in _HOLD_SCORES:
+        return False, [f"Attention softmax: {name} is a fused kernel and accumulates in fp32 already; nothing changes."]
+    return True, [f"Attention softmax: fp32, with the scores, in {name}."]
+
+
+def _refuse_what_cannot_be_copied(source: Any) -> None:
+    what = f"The MODEL ({_kind(source)})"
+    refuse_dynamic(source, what)
+    scaled = getattr(source.model.model_config, "scaled_fp8", None) is not None
+    if scaled or any(is_quantized(weight) for weight in source.model.diffusion_model.parameters()):
+        raise BadInput(f"{what} has quantized weights, so its precision cannot be changed; load an unquantized file.")
+
+
+# ----------------------------------------------------------------------------------------------------- the MODEL itself
+
+
+def _without_ours(model: Any, origin: _Origin | None) -> Any:
+    """A clone of `model` without what a selector has put on it."""
+    new = model.clone()
+    if origin is None:
+        return new
+    source = origin.model
+    new.object_patches.pop("manual_cast_dtype", None)
+    if "manual_cast_dtype" in source.object_patches:
+        new.object_patches["manual_cast_dtype"] = source.object_patches["manual_cast_dtype"]
+    new.force_cast_weights = source.force_cast_weights
+    new.remove_injections(_KEY)
+    new.remove_attachments(_KEY)
+    options = new.model_options["transformer_options"]
+    if isinstance(ours := options.get(_OVERRIDE), FP32Softmax):
+        options.pop(_OVERRIDE)
+        if ours.before is not None:
+            options[_OVERRIDE] = ours.before
+    new.patches_uuid = uuid.uuid4()  # else the host takes the model for loaded as it should be
+    return new
+
+
+def _as_loaded(model: Any, origin: _Origin | None) -> Any:
+    """The very MODEL that came into the first selector, unless other nodes have worked on it since."""
+    if origin is None:
+        return model
+    if origin.untouched:
+        return origin.model
+    return carry(_without_ours(model, origin), origin.model)
+
+
+def _copied(source: Any, dtype: torch.dtype, kept: dict[str, str]) -> Any:
+    """The patcher of a copy of the source's model in `dtype`, `kept` modules as loaded; one for all who use it."""
+    root = source.model
+    copies = _COPIES.setdefault(root, {})
+    key = (dtype, frozenset(kept))
+    known = copies.get(key, lambda: None)()
+    if known is not None:
+        return known
+    prefixes = tuple(f"diffusion_model.{name}." for name in kept)
+
+    def weight_of(name: str, weight: torch.Tensor) -> torch.Tensor:
+        stays = name.startswith(prefixes) or (dtype.itemsize == 1 and weight.ndim < 2)
+        return cast_weight(weight, weight.dtype if stays else dtype)
+
+    take_off(source)  # what a clone has put on the model is no part of it
+    private = _bare_copy(root)
+    for name, child in root.named_children():
+        is_network = name == "diffusion_model"
+        made = weight_of if is_network else lambda _name, weight: weight.to("cpu", copy=True)
+        private.add_module(name, copy_module(child, source, made, prefix=f"{name}."))
+    private.diffusion_model.dtype = dtype  # the host asks the network, not its weights
+    home = patcher_of_copy(source, private)
+    copies[key] = weakref.ref(home)
+    return home
+
+
+def _bare_copy(root: torch.nn.Module) -> torch.nn.Module:
+    """A second object of the host's own class, without children and without what the host notes while it is loaded.
+
+    deepcopy would follow it to the sampler's run in progress and to the configuration, which models of a kind share.
+    """
+    if root._parameters or root._buffers:
+        raise BadInput(f"The MODEL ({type(root).__name__}) has weights outside of its parts, so it cannot be copied.")
+    bare = type(root).__new__(type(root))
+    bare.__dict__.update({key: value for key, value in root.__dict__.items() if key not in LOADED_STATE})
+    bare._modules, bare.device, bare.current_patcher = {}, torch.device("cpu"), None
+    return bare

@@ -1,0 +1,184 @@
+"""A dtype to compute in and one to be kept in for a MODEL, on the host's own models and sampler.
+
+Reads the numbers of tests/host/model_precision_in_host.py, which runs in a process of its own: once as the host is, and
+once under --bf16-unet, where only the host's own code works.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("model_precision_in_host.py")
+SHAPES = ("SD 1.5", "SDXL")
+ALONE = tuple(f"host_alone {name}" for name in SHAPES)
+
+
+def run(host_path, out, checks=(), flags=""):
+    command = [sys.executable, str(SCRIPT), str(host_path), str(out), *checks]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "REF2V_HOST_FLAGS": flags}
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=1800, env=env)
+    if not out.is_file():
+        pytest.fail(f"{SCRIPT.name} ended with code {ran.returncode}:\n{ran.stderr[-4000:]}")
+    return json.loads(out.read_text())
+
+
+@pytest.fixture(scope="module")
+def results(host_path, tmp_path_factory):
+    return run(host_path, tmp_path_factory.mktemp("model precision") / "results.json")
+
+
+@pytest.fixture(scope="module")
+def flagged(host_path, tmp_path_factory):
+    """The host alone, started with --bf16-unet."""
+    return run(host_path, tmp_path_factory.mktemp("bf16 unet") / "results.json", ALONE, "--bf16-unet")
+
+
+def passed(results, name):
+    if "failed" in results[name]:
+        pytest.fail(results[name]["failed"])
+    return results[name]
+
+
+@pytest.fixture
+def check(results, request):
+    """The results of the check that the test is named after."""
+    return passed(results, request.node.originalname.removeprefix("test_"))
+
+
+@pytest.fixture(params=SHAPES)
+def family(results, request):
+    return request.param, passed(results, request.param)
+
+
+# ---------------------------------------------------------------------------------------------------------- the sampler
+
+
+def test_default_samples_to_the_bit_what_the_host_does(results, family):
+    name, found = family
+    alone = passed(results, f"host_alone {name}")
+    assert alone["dtypes"] == ["torch.float32", "torch.float32", "None"]
+    assert found["plain"] == found["plain again"] == found["default after a clone"] == alone["plain"]
+    assert found["default gives the source"] and found["default gives the patched one"]
+    assert found["default keeps the LoRA"] and found["patched again"]
+
+
+def test_lora_before_and_after_gives_what_the_host_gives_under_its_flag(flagged, family):
+    """To the bit, at the same storage dtype; and so does no LoRA, and a ControlNet."""
+    name, found = family
+    alone = passed(flagged, f"host_alone {name}")
+    assert alone["dtypes"] == ["torch.bfloat16", "torch.bfloat16", "torch.float32"]
+    assert found["lora before"] == found["lora after"] == found["lora after, a clone"] == alone["lora"]
+    assert found["storage"] == found["storage again"] == alone["plain"] != alone["lora"]
+    assert found["compute, lora before"] == found["compute, lora after"] != alone["lora"]
+    assert found["lora differs"] > 1e-2
+    if name == "SD 1.5":
+        assert found["control storage"] == alone["control"] != alone["plain"]
+
+
+def test_a_control_net_stays_what_it_is(results):
+    found = passed(results, "SD 1.5")
+    assert found["control plain"] == passed(results, "host_alone SD 1.5")["control"] and found["control finite"]
+
+
+def test_layers_are_kept_and_compute_in_what_was_chosen(family):
+    name, found = family
+    assert found["compute layers"] == [["bfloat16", "float32"]]  # fed, kept
+    assert found["storage layers"] == [["float32", "bfloat16"]]
+    assert all(found["finite"].values()), found["finite"]
+    errors = found["error"]
+    print(f"\n{name}, random weights, 2 steps, relative error of the latent: {errors}")
+    fp16, bf16, e4m3, e5m2 = (
+        errors[key]
+        for key in (
+            "fp16 compute, default storage",
+            "bf16 compute",
+            "bf16 compute, fp8_e4m3fn storage",
+            "default compute, fp8_e5m2 storage",
+        )
+    )
+    assert 1e-4 < fp16 < bf16 < e4m3 < e5m2 < 0.5
+
+
+def test_the_model_that_came_in_is_not_touched(family):
+    """Weights, dtypes, hooks, the host's memory bookkeeping."""
+    assert family[1]["source unchanged"]
+    assert "Storage: bf16\nHeld beside the weights of the MODEL that came in:" in family[1]["report"]
+
+
+# ------------------------------------------------------------------------------------------------------- kept in FP32
+
+
+def in_float32(layers):
+    return {name for name, (fed, _) in layers.items() if fed == "float32"}
+
+
+@pytest.mark.parametrize("check_name", ["kept", "kept_of_sdxl"])
+def test_kept_modules_see_float32_and_the_others_do_not(results, check_name):
+    for what, layers in passed(results, check_name)["layers"].items():
+        assert {fed for fed, _ in layers.values()} == {"float32", "bfloat16"}, what
+        every = what in ("all three", "on a copy")
+        wanted = set()
+        for name in layers:
+            last = name.rsplit(".", 1)[-1]
+            is_norm = last in ("norm", "norm1", "norm2", "norm3") or name.endswith(
+                ("in_layers.0", "out_layers.0", "out.0")
+            )
+            is_embedding = name.startswith(("time_embed.", "label_emb."))
+            is_end = name.startswith(("input_blocks.0.", "out."))
+            is_named = ".attn2." in name or name.startswith("output_blocks.0.")
+            if (
+                (is_norm and (every or what == "norms"))
+                or (is_embedding and (every or what == "embeddings"))
+                or (is_end and (every or what == "in_out"))
+                or (is_named and what == "layers")
+            ):
+                wanted.add(name)
+        assert in_float32(layers) == wanted, what
+        if what == "on a copy":  # what is kept in FP32 keeps its weights in it too
+            assert {tuple(pair) for pair in layers.values()} == {("float32", "float32"), ("bfloat16", "bfloat16")}
+
+
+def test_kept(check):
+    assert all(check["finite"].values()), check["finite"]
+    assert check["clone"] and check["copy is clean"] and check["source again"]
+    assert check["hooks"] == [True, 0]  # on while the model is loaded; off when its patcher dies
+    assert "Kept in fp32 (norms): input_blocks.1.0.in_layers.0, " in check["report"]["norms"]
+    assert "Kept in fp32 (embeddings): time_embed" in check["report"]["embeddings"]
+    assert "Kept in fp32 (in and out): input_blocks.0.0, out" in check["report"]["in_out"]
+    assert "Nothing to keep in fp32 as no_such_layer.*" in check["report"]["layers"]
+    assert "Everything computes in fp32" in check["fp32 already"]
+
+
+def test_attention_softmax(check):
+    assert check["attention"] == "attention_sub_quad" and check["differs"] > 1e-4 and check["same"]
+    assert "Attention softmax: fp32, with the scores, in attention_sub_quad." in check["report"]
+    assert check["seen"] == ["torch.float32"] and check["seen restored"] == ["None"]
+    assert "attention_pytorch is a fused kernel and accumulates in fp32 already; nothing changes" in check["fused"]
+    assert "everything computes in fp32 already" in check["fp32"]
+
+
+# ------------------------------------------------------------------------------------------------------ what else holds
+
+
+def test_copies_are_shared_weakly(check):
+    assert check["same"] == [True, True, False, True] and check["forgotten"] and check["source forgotten"]
+    assert check["own"] == ["diffusion_model", "model_sampling"]  # nothing that two patchers would move
+    assert check["fingerprints"] == 5
+
+
+def test_what_other_nodes_put_on_it(check):
+    assert check["plain"] == check["again"] != check["moved"] and check["sigma"] == 0.5
+
+
+def test_what_is_refused(check):
+    assert "--disable-dynamic-vram" in check["dynamic"] and check["dynamic default"]
+    assert "The MODEL (SD15) has quantized weights" in check["scaled"]
+    assert "quantized weights" in check["quantized"]
+    compute, storage = check["lacks"].splitlines()[1:3]
+    assert compute.startswith("Compute: fp32, as loaded, because this CPU cannot compute in fp8_e4m3fn")
+    assert storage.startswith("Storage: fp32, as loaded, because this version of the pack does not know")
+    assert check["lacks gives"] and "(auto: " in check["auto"]
