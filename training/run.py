@@ -23,6 +23,7 @@ from . import report as reports
 from .checkpoint import Checkpoint
 from .config import TrainConfig
 from .data.batches import BatchSource
+from .data.prefetch import prefetched
 from .data.seeds import seeded_generator
 from .data.shards import RefinerDataset
 from .errors import TrainingFailed
@@ -249,7 +250,7 @@ def _batches(source: BatchSource, first: int, workers: int, device: torch.device
         persistent_workers=False,
         generator=torch.Generator(),  # else the loader draws its workers' seed from the caller's random numbers
     )
-    for batch in loader:
+    for batch in loader if workers else prefetched(loader):
         yield {k: v.to(device, non_blocking=True) if torch.is_tensor(v) else v for k, v in batch.items()}
 
 

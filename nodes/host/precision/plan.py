@@ -1,0 +1,149 @@
+"""A precision plan put into effect on a MODEL, a CLIP and a VAE, and the table that says what then runs in what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import comfy.model_management
+import torch
+
+from ....training.precision.dtypes import dtype_name
+from ....training.precision.plan import KEEP_KINDS, PrecisionPlan
+from .clip import ALL, encoder_dtypes, select_clip_precision
+from .model import Keep, model_dtypes, select_model_precision
+from .vae import select_vae_precision, vae_dtypes
+from .vae_halves import find_halves
+
+__all__ = ["PlannedModels", "apply_plan", "device_of"]
+
+
+@dataclass(frozen=True)
+class PlannedModels:
+    """What came in, in the dtypes of the plan (None where nothing came in), and the table."""
+
+    model: Any
+    clip: Any
+    vae: Any
+    table: str
+
+
+@dataclass(frozen=True)
+class _Row:
+    part: str
+    kept_in: str
+    before: int  # bytes of weights
+    after: int
+    computes_in: str
+    why: str
+
+
+def device_of(model: Any = None, clip: Any = None, vae: Any = None) -> torch.device:
+    """Where these models compute; the host's own device where there is none."""
+    if model is not None:
+        return model.load_device
+    for other in (vae, clip):
+        if other is not None:
+            return other.patcher.load_device
+    return comfy.model_management.get_torch_device()
+
+
+def apply_plan(plan: PrecisionPlan, *, model: Any = None, clip: Any = None, vae: Any = None) -> PlannedModels:
+    """The models in the dtypes of `plan`; what selectors before it chose is replaced.
+
+    Raises BadInput for a model that cannot be copied; a dtype that this machine lacks is passed over and said.
+    """
+    rows: list[_Row] = []
+    said: list[str] = []
+    if model is not None:
+        kinds = {kind: kind in plan.keep for kind in KEEP_KINDS}
+        patterns = "\n".join(name for name in plan.keep if name not in KEEP_KINDS)
+        selected = select_model_precision(
+            model, plan.model_compute, plan.model_storage, Keep(**kinds, layers=patterns)
+        )
+        rows.append(_model_row(model, selected.model, plan))
+        said.append(selected.report)
+        model = selected.model
+    if clip is not None:
+        planned = select_clip_precision(clip)  # forget what selectors before chose
+        # "all" first: an encoder that is named as well then has the last word
+        for name, (storage, compute) in sorted(plan.clip.items(), key=lambda item: item[0] != ALL):
+            if name == ALL or name in encoder_dtypes(clip):
+                planned = select_clip_precision(planned.clip, name, storage, compute)
+        rows += _clip_rows(clip, planned.clip, plan)
+        said.append(planned.report)
+        clip = planned.clip
+    if vae is not None:
+        chosen = select_vae_precision(vae, plan.vae_encoder, plan.vae_decoder)
+        rows += _vae_rows(vae, chosen.vae, plan)
+        said.append(chosen.report)
+        vae = chosen.vae
+    return PlannedModels(model, clip, vae, "\n\n".join([_table(rows), *said]))
+
+
+# --------------------------------------------------------------------------------------------------------- the table
+
+
+def _model_row(before: Any, after: Any, plan: PrecisionPlan) -> _Row:
+    dtypes = model_dtypes(after)
+    kept = f"; FP32: {', '.join(plan.keep)}" if plan.keep else ""
+    networks = [patcher.model.diffusion_model for patcher in (before, after)]
+    sizes = [_bytes(network.parameters()) for network in networks]
+    return _Row("MODEL", dtype_name(dtypes[0]), *sizes, dtype_name(dtypes[1]) + kept, _why(plan.reasons, "model"))
+
+
+def _clip_rows(before: Any, after: Any, plan: PrecisionPlan) -> list[_Row]:
+    rows = []
+    for name, (storage, compute) in encoder_dtypes(after).items():
+        sizes = [_bytes(getattr(clip.cond_stage_model, name).parameters()) for clip in (before, after)]
+        why = _why(plan.reasons, name, "clip")
+        rows.append(_Row(f"CLIP {name}", dtype_name(storage), *sizes, dtype_name(compute), why))
+    return rows
+
+
+def _vae_rows(before: Any, after: Any, plan: PrecisionPlan) -> list[_Row]:
+    halves = find_halves(before.first_stage_model)
+    whole = [("VAE", None)] if halves is None else zip(("VAE encoder", "VAE decoder"), halves, strict=True)
+    rows = []
+    for (part, names), dtype in zip(whole, vae_dtypes(after), strict=False):
+        sizes = [_bytes(_weights_of(vae.first_stage_model, names)) for vae in (before, after)]
+        why = _why(plan.reasons, part, "VAE decoder")
+        rows.append(_Row(part, dtype_name(dtype), *sizes, dtype_name(dtype), why))
+    return rows
+
+
+def _weights_of(module: torch.nn.Module, names: Iterable[str] | None) -> list[torch.nn.Parameter]:
+    """Those of the parts named, which are attributes: a half that is shared with the source is no registered child."""
+    if names is None:
+        return [*module.parameters()]
+    parts = []
+    for name in names:
+        part = module
+        for step in name.split("."):
+            part = getattr(part, step)
+        parts.append(part)
+    return [weight for part in parts for weight in part.parameters()]
+
+
+def _bytes(weights: Iterable[torch.Tensor]) -> int:
+    return sum(weight.numel() * weight.element_size() for weight in weights)
+
+
+def _why(reasons: Mapping[str, str], *parts: str) -> str:
+    return next((reasons[part] for part in parts if part in reasons), "")
+
+
+def _table(rows: list[_Row]) -> str:
+    head = ("part", "kept in", "MiB before", "MiB after", "computes in", "why")
+    cells = [
+        (row.part, row.kept_in, f"{row.before / 2**20:.1f}", f"{row.after / 2**20:.1f}", row.computes_in, row.why)
+        for row in rows
+    ]
+    total = ("all", "", *(f"{sum(getattr(row, at) for row in rows) / 2**20:.1f}" for at in ("before", "after")), "", "")
+    widths = [max(len(line[i]) for line in (head, *cells, total)) for i in range(len(head) - 1)]
+    lines = [
+        "  ".join([*(text.ljust(width) for text, width in zip(line, widths, strict=False)), line[-1]]).rstrip()
+        for line in (head, *cells, total)
+    ]
+    return "\n".join(lines)
