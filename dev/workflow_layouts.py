@@ -311,6 +311,32 @@ LAYOUTS: dict[str, Layout] = {
             ),
         ]
     ],
+    "precision_plan": [
+        [
+            Group(
+                "One node for the precision of a whole graph",
+                [
+                    [
+                        Note(
+                            READ_ME,
+                            "*Precision Plan* gives MODEL, CLIP and VAE their dtypes and says in a table what runs in "
+                            "what, how large it is, and why. The models that come in stay as they are.\n\n"
+                            "**recommended** is half precision where it costs nothing to see, and FP32 for the VAE "
+                            "decoder. Link the *plan* of a Precision Audit, and what it found on your model counts."
+                            "\n\nThe *NaN Guard* names the layer that gave a NaN, instead of a black picture.",
+                            height=310,
+                        ),
+                        Node(1),
+                    ],
+                    [Node(2, height=420, width=560), Node(10, height=300, width=560)],
+                    [Node(3)],
+                ],
+            ),
+        ],
+        [
+            Group("Paint", [[Node(4), Node(5), Node(6)], [Node(7), Node(8)], [Node(9, height=PICTURE)]]),
+        ],
+    ],
     "vae_split_precision": [
         [
             Group(

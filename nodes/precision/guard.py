@@ -7,7 +7,8 @@ from typing import Any
 from comfy_api.latest import io, ui
 
 from ...training.errors import BadInput
-from ..host.precision.guard import ON_NAN, STOP, Guard, absent
+from ..host.absent import absent
+from ..host.precision.guard import ON_NAN, STOP, Guard
 from ..host.precision.guard_clip import guard_clip
 from ..host.precision.guard_model import guard_model
 from ..host.precision.guard_vae import guard_vae

@@ -100,6 +100,16 @@ def test_split_vae_shows_one_picture_in_two_precisions(host, run):
     assert ["Encoder: bf16\nDecoder: fp32" in said[0], "Encoder: bf16\nDecoder: bf16" in said[1]] == [True, True]
 
 
+def test_planned_precision_paints_and_says_what_runs_in_what(host, run):
+    result = run("precision_plan")
+    (node,) = of_type(api("precision_plan"), "SaveImage")
+    assert as_array(host.pictures(result, node)[0]).std() > 0.01
+    (node,) = of_type(api("precision_plan"), "PreviewAny")
+    table = result.outputs[node]["text"][0].splitlines()
+    rows = {line[:14].strip(): line for line in table[1:7]}
+    assert "bf16" in rows["MODEL"] and "fp32" in rows["VAE decoder"] and "bf16" in rows["VAE encoder"], table
+
+
 def thirds(host, result, name: str) -> list[np.ndarray]:
     """Base, refined and original from the picture that shows them side by side."""
     (node,) = of_type(api(name), "PreviewImage")

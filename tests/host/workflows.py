@@ -64,6 +64,11 @@ OVERRIDES: dict[str, dict[str, dict]] = {
         "Ref2VBuildRefinerDataset": {**DATASET, "folder": "workflow_pairs/after"},
         "Ref2VTrainRefiner": {**PIXELS, "run_name": "workflow pairs"},
     },
+    "precision_plan": {
+        "CheckpointLoaderSimple": {"ckpt_name": MIN},
+        "KSampler": {"steps": 2},
+        "EmptyLatentImage": {"width": 64, "height": 64},
+    },
     "vae_split_precision": {
         "Ref2VLoadVAE": {"file": VAE},
         "LoadImage": {"image": HELD_OUT_PICTURE},

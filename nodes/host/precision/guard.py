@@ -14,7 +14,6 @@ from typing import Any
 
 import comfy.model_management
 import torch
-from comfy_execution.graph_utils import ExecutionBlocker
 from comfy_execution.utils import get_executing_context
 
 from ....training.errors import BadInput
@@ -22,7 +21,7 @@ from ....training.precision.dtypes import dtype_name
 from ....training.precision.guard import BadLayer, FirstBadLayer, is_finite, tensors
 from ..progress import show_text
 
-__all__ = ["ON_NAN", "REPORT", "RERUN", "STOP", "Call", "Guard", "absent", "beside", "check_room"]
+__all__ = ["ON_NAN", "REPORT", "RERUN", "STOP", "Call", "Guard", "beside", "check_room"]
 
 STOP, RERUN, REPORT = "stop", "re-run in FP32", "report only"
 ON_NAN = (STOP, RERUN, REPORT)
@@ -141,14 +140,6 @@ def _sentence(call: Call, result: Any, spoilt: list[str], bad: BadLayer | None, 
 
 def _holds(result: Any) -> str:
     return "NaN" if any(torch.isnan(tensor).any() for tensor in tensors(result)) else "infinity"
-
-
-def absent(sentence: str) -> Any:
-    """For an output of which nothing came in: whoever uses it is not run, and the host shows `sentence` there.
-
-    None would come out as an error of that node's own, such as an attribute that 'NoneType' has not.
-    """
-    return ExecutionBlocker(sentence)
 
 
 def check_room(module: torch.nn.Module) -> None:

@@ -1,0 +1,17 @@
+"""What a node gives where nothing came in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comfy_execution.graph_utils import ExecutionBlocker
+
+__all__ = ["absent"]
+
+
+def absent(sentence: str) -> Any:
+    """For an output of which nothing came in: whoever uses it is not run, and the host shows `sentence` there.
+
+    None would come out as an error of that node's own, such as an attribute that 'NoneType' has not.
+    """
+    return ExecutionBlocker(sentence)

@@ -1,0 +1,7 @@
+"""The graph type of a precision plan: what Precision Audit gives and Precision Plan takes."""
+
+from comfy_api.latest import io
+
+__all__ = ["PrecisionPlanType"]
+
+PrecisionPlanType = io.Custom("REF2V_PRECISION_PLAN")

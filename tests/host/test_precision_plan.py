@@ -1,0 +1,89 @@
+"""A precision plan: every part gets its dtype, the table tells the truth, and nothing that came in is changed.
+
+Reads the numbers of tests/host/plan_in_host.py, which runs once in a process of its own.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("plan_in_host.py")
+
+
+@pytest.fixture(scope="module")
+def results(host_path, tmp_path_factory):
+    out = tmp_path_factory.mktemp("precision plan") / "results.json"
+    command = [sys.executable, str(SCRIPT), str(host_path), str(out)]
+    ran = subprocess.run(
+        command, capture_output=True, text=True, timeout=1800, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    if not out.is_file():
+        pytest.fail(f"{SCRIPT.name} ended with code {ran.returncode}:\n{ran.stderr[-4000:]}")
+    return json.loads(out.read_text())
+
+
+@pytest.fixture
+def check(results, request):
+    """The results of the check that the test is named after."""
+    found = results[request.node.originalname.removeprefix("test_")]
+    if "failed" in found:
+        pytest.fail(found["failed"])
+    return found
+
+
+FP32, BF16, FP16, FP8 = "torch.float32", "torch.bfloat16", "torch.float16", "torch.float8_e4m3fn"
+HOST_CLIP = [FP16, FP32]  # the host keeps text encoders in FP16 and computes in FP32
+
+
+def test_presets(check):
+    runs = {name: found["runs in"] for name, found in check.items() if name != "sources"}
+    assert check["sources"]
+    assert (runs["recommended"]["model"][1], runs["recommended"]["vae"]) == (BF16, [BF16, FP32])
+    assert runs["recommended"]["t5xxl"] == runs["auto"]["t5xxl"]  # as loaded
+    assert (runs["article"]["model"], runs["article"]["vae"]) == ([BF16, BF16], [BF16, FP32])
+    assert runs["article"]["clip_g"] == runs["article"]["t5xxl"] == [BF16, BF16]
+    assert (runs["quality"]["model"][1], runs["quality"]["vae"]) == (FP32, [FP32, FP32])
+    assert runs["low memory"]["model"][0] == FP8 and runs["low memory"]["t5xxl"][0] == FP8
+    assert runs["low memory"]["clip_l"] == runs["recommended"]["clip_l"]
+    assert runs["auto"]["vae"][1] == FP32
+
+
+def rows(table):
+    """{part: (MiB before, MiB after)} of the table's rows, and the line of the whole."""
+    lines = table.split("\n\n")[0].splitlines()
+    at = [lines[0].index(head) for head in ("kept in", "MiB before", "MiB after", "computes in")]
+    return {line[: at[0]].strip(): (float(line[at[1] : at[2]]), float(line[at[2] : at[3]])) for line in lines[1:]}
+
+
+def test_the_table_adds_up(results):
+    table = results["presets"]["article"]["table"]
+    found = rows(table)
+    parts = {name: sizes for name, sizes in found.items() if name != "all"}
+    assert parts.keys() == {
+        "MODEL", "CLIP clip_l", "CLIP clip_g", "CLIP t5xxl", "VAE encoder", "VAE decoder"
+    }  # fmt: skip
+    for side in (0, 1):
+        assert found["all"][side] == pytest.approx(sum(sizes[side] for sizes in parts.values()), abs=0.3)
+    before, after = found["MODEL"]
+    assert after == pytest.approx(before / 2, abs=0.1)  # FP32 on a CPU, then BF16
+    assert found["VAE decoder"][0] == found["VAE decoder"][1]
+    assert "the decoder gives the picture itself" in table
+
+
+def test_an_empty_plan_restores_what_was_loaded(check):
+    assert check["very objects"] == [True, True, True]
+    replaced = check["replaced"]
+    assert replaced["vae"] == [FP32, BF16] and replaced["model"][1] == FP32 and replaced["t5xxl"] == HOST_CLIP
+
+
+def test_a_named_encoder_has_the_last_word(check):
+    assert check["t5xxl"][0] == BF16 and check["clip_l"][0] == check["clip_g"][0] == FP16
+
+
+def test_what_is_absent_stays_absent(check):
+    assert check["absent"] == [None, None] and "MODEL" not in check["table"] and check["device"] == "cpu"
+    assert "--disable-dynamic-vram" in check["dynamic"]
