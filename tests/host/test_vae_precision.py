@@ -20,7 +20,8 @@ SCRIPT = Path(__file__).with_name("vae_precision_in_host.py")
 SPY = Path(__file__).with_name("vae_spy.py")
 # the host's own `encode` stops in them
 ENCODES_NOT = {"TAEHV of Wan 2.2", "TAEHV of HunyuanVideo 1.5", "Hunyuan3D (ShapeVAE)"}
-NO_BF16_ENCODER = {"Cosmos": "avg_pool3d_out_frame"}  # family -> what torch lacks in BF16 on a CPU
+# family -> what torch says to it on a CPU
+NO_BF16_ENCODER = {"Cosmos": "avg_pool3d_out_frame", "MMAudio (AudioAutoencoder)": "BFloat16"}
 NOT_TILED = {"Hunyuan3D (ShapeVAE)", "ACE-Step (MusicDCAE)", "MMAudio (AudioAutoencoder)"}  # why: vae_families.py
 BUILT = [
     "SD and SDXL (AutoencoderKL)",

@@ -246,7 +246,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "MMAudio (AudioAutoencoder)": Family(
         _mmaudio, (1, 16384, 2), (1, 20, 8), None, halves=("vae.encoder", "vae.decoder vocoder"), built_on="cpu",
-        needs="torchaudio", rounds_constants=True, no_bf16_encoder="a spectrum in BF16",
+        needs="torchaudio", rounds_constants=True,
+        no_bf16_encoder="MKL FFT doesn't support tensors of type: BFloat16",
     ),
 }  # fmt: skip
 
@@ -265,7 +266,8 @@ def make(name: str, windows: Windows) -> dict[str, torch.Tensor]:
         module = family.module()
     state = build_state_dict({"": module}, windows)
     for key, buffer in module.named_buffers(remove_duplicate=False):
-        if not buffer.is_meta:  # constants of the class, also those that only old files hold
+        # constants of the class, also those that only old files hold (but MMAudio's filters only come with its file)
+        if not buffer.is_meta and not key.endswith("mel_basis"):
             state[key] = buffer.bfloat16().float() if buffer.is_floating_point() else buffer
     # statistics and factors that must not be 0
     ones = ("std", "running_var", "num_batches_tracked")
