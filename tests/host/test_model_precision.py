@@ -124,9 +124,8 @@ def test_kept_modules_see_float32_and_the_others_do_not(results, check_name):
         wanted = set()
         for name in layers:
             last = name.rsplit(".", 1)[-1]
-            is_norm = last in ("norm", "norm1", "norm2", "norm3") or name.endswith(
-                ("in_layers.0", "out_layers.0", "out.0")
-            )
+            is_norm = last in ("norm", "norm1", "norm2", "norm3") or name.endswith(("in_layers.0", "out_layers.0"))
+            is_norm = is_norm or name == "out.0"
             is_embedding = name.startswith(("time_embed.", "label_emb."))
             is_end = name.startswith(("input_blocks.0.", "out."))
             is_named = ".attn2." in name or name.startswith("output_blocks.0.")
