@@ -12,6 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.host.checkpoints import MIN, make_checkpoints
+from tests.host.conftest import STATE
+from tests.host.server import HostServer
+
 SCRIPT = Path(__file__).with_name("model_precision_in_host.py")
 SHAPES = ("SD 1.5", "SDXL")
 ALONE = tuple(f"host_alone {name}" for name in SHAPES)
@@ -124,9 +128,8 @@ def test_kept_modules_see_float32_and_the_others_do_not(results, check_name):
         wanted = set()
         for name in layers:
             last = name.rsplit(".", 1)[-1]
-            is_norm = last in ("norm", "norm1", "norm2", "norm3") or name.endswith(
-                ("in_layers.0", "out_layers.0", "out.0")
-            )
+            is_norm = last in ("norm", "norm1", "norm2", "norm3") or name.endswith(("in_layers.0", "out_layers.0"))
+            is_norm = is_norm or name == "out.0"
             is_embedding = name.startswith(("time_embed.", "label_emb."))
             is_end = name.startswith(("input_blocks.0.", "out."))
             is_named = ".attn2." in name or name.startswith("output_blocks.0.")
@@ -182,3 +185,46 @@ def test_what_is_refused(check):
     assert compute.startswith("Compute: fp32, as loaded, because this CPU cannot compute in fp8_e4m3fn")
     assert storage.startswith("Storage: fp32, as loaded, because this version of the pack does not know")
     assert check["lacks gives"] and "(auto: " in check["auto"]
+
+
+# ------------------------------------------------------------------------------------------------------------ a graph
+
+
+def test_three_precisions_in_one_graph(host_path, tmp_path):
+    """The straight branch is not changed by the others, and a dtype from elsewhere runs with a note."""
+    make_checkpoints(host_path, tmp_path / "models" / "checkpoints", (MIN,), cache=STATE / "checkpoints")
+
+    def select(source, compute, storage, **keep):
+        kept = {"keep_norms": False, "keep_embeddings": False, "keep_in_out": False, "keep_attention_softmax": False}
+        inputs = {"model": [source, 0], "compute": compute, "storage": storage, "keep_layers": "", **kept, **keep}
+        return {"class_type": "Ref2VSelectModelPrecision", "inputs": inputs}
+
+    models = {"straight": "host", "light": "light", "restored": "restored", "odd": "odd"}
+    graph = {
+        "host": {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": MIN}},
+        "text": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["host", 1], "text": "a house"}},
+        "latent": {"class_type": "EmptyLatentImage", "inputs": {"width": 64, "height": 64, "batch_size": 1}},
+        "light": select("host", "bf16", "fp8_e4m3fn", keep_norms=True, keep_layers="*.attn2"),
+        "restored": select("light", "default", "default"),
+        "odd": select("host", "fp5", "fp5"),
+        "said": {"class_type": "PreviewAny", "inputs": {"source": ["light", 1]}},
+        "said odd": {"class_type": "PreviewAny", "inputs": {"source": ["odd", 1]}},
+    }
+    for name, model in models.items():
+        inputs = {"model": [model, 0], "positive": ["text", 0], "negative": ["text", 0], "latent_image": ["latent", 0]}
+        inputs |= {"seed": 1, "steps": 2, "cfg": 1.0, "sampler_name": "euler", "scheduler": "simple", "denoise": 1.0}
+        graph[f"latent {name}"] = {"class_type": "KSampler", "inputs": inputs}
+        decode = {"samples": [f"latent {name}", 0], "vae": ["host", 2]}
+        graph[f"image {name}"] = {"class_type": "VAEDecode", "inputs": decode}
+        save = {"images": [f"image {name}", 0], "filename_prefix": name}
+        graph[f"save {name}"] = {"class_type": "SaveImage", "inputs": save}
+    with HostServer(host_path, base=tmp_path, args=("--disable-api-nodes",), env={"OMP_NUM_THREADS": "1"}) as host:
+        result = host.run(graph)
+        assert result.status == "success", result.error
+        pictures = {name: next((tmp_path / "output").glob(f"{name}_*.png")).read_bytes() for name in models}
+    # the text of a picture's metadata is the same for all: they come from one graph
+    assert pictures["straight"] == pictures["restored"] == pictures["odd"] != pictures["light"]
+    said = result.outputs["said"]["text"][0]
+    assert "Compute: bf16" in said and "Storage: fp8_e4m3fn (norms and biases stay fp32)" in said
+    assert "Kept in fp32 (norms): " in said and "Kept in fp32 (*.attn2): " in said
+    assert "does not know the dtype 'fp5'" in result.outputs["said odd"]["text"][0]
