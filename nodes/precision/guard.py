@@ -16,7 +16,7 @@ from ..host.schema import check_choice, declare, node_schema
 
 __all__ = ["NODES"]
 
-_GUARDS = {"model": guard_model, "vae": guard_vae, "clip": guard_clip}
+_GUARDS = {"model": guard_model, "clip": guard_clip, "vae": guard_vae}
 
 
 class Ref2VGuardNaN(io.ComfyNode):
@@ -24,7 +24,7 @@ class Ref2VGuardNaN(io.ComfyNode):
 
     Only the output of each module is looked at, which costs next to nothing. When it is not finite, the same call runs
     once more to find the layer; then the guard stops with one sentence, runs that module again in FP32, or goes on.
-    Connect any of model, vae and clip; what comes in stays as it is.
+    Connect any of model, clip and vae; what comes in stays as it is.
     """
 
     @classmethod
@@ -37,8 +37,8 @@ class Ref2VGuardNaN(io.ComfyNode):
             search_aliases=["black image", "nan", "black picture", "no-half-vae"],
             inputs=[
                 declare(io.Model.Input, "model", optional=True, tooltip="Its UNet, or other network, is guarded."),
-                declare(io.Vae.Input, "vae", optional=True, tooltip="Its encoder and its decoder are guarded."),
                 declare(io.Clip.Input, "clip", optional=True, tooltip="Its text encoders are guarded."),
+                declare(io.Vae.Input, "vae", optional=True, tooltip="Its encoder and its decoder are guarded."),
                 declare(
                     io.Combo.Input,
                     "on_nan",
@@ -50,20 +50,20 @@ class Ref2VGuardNaN(io.ComfyNode):
                 ),
             ],
             outputs=[
-                # not "model", "vae", "clip": older hosts refuse one id on both sides
+                # not "model", "clip", "vae": older hosts refuse one id on both sides
                 declare(io.Model.Output, "guarded_model", display_name="model", tooltip="The MODEL, guarded."),
-                declare(io.Vae.Output, "guarded_vae", display_name="vae", tooltip="The VAE, guarded."),
                 declare(io.Clip.Output, "guarded_clip", display_name="clip", tooltip="The CLIP, guarded."),
+                declare(io.Vae.Output, "guarded_vae", display_name="vae", tooltip="The VAE, guarded."),
             ],
             hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
-    def execute(cls, on_nan: str, model: Any = None, vae: Any = None, clip: Any = None) -> io.NodeOutput:
+    def execute(cls, on_nan: str, model: Any = None, clip: Any = None, vae: Any = None) -> io.NodeOutput:
         check_choice("on_nan", on_nan, list(ON_NAN))
-        given = {"model": model, "vae": vae, "clip": clip}
+        given = {"model": model, "clip": clip, "vae": vae}
         if all(value is None for value in given.values()):
-            raise BadInput("The NaN Guard has nothing to guard: connect a model, a vae or a clip.")
+            raise BadInput("The NaN Guard has nothing to guard: connect a model, a clip or a vae.")
         guard = Guard(on_nan, cls.hidden.unique_id)
         guarded = [
             absent(f"The NaN Guard got no {name}, so it has none to give: connect one to its input {name}.")

@@ -194,7 +194,7 @@ BROKEN = {  # what is at fault: a weight of it, and the node in which it shows
     "VAE decoder": ("first_stage_model.taesd_decoder.3.conv.0.weight", "VAEDecode"),
     "VAE encoder": ("first_stage_model.taesd_encoder.3.conv.0.weight", "VAEEncode"),
 }
-OUTPUTS = {"model": ("checkpoint", 0, 0), "vae": ("checkpoint", 2, 1), "clip": ("checkpoint", 1, 2)}
+OUTPUTS = {"model": ("checkpoint", 0, 0), "clip": ("checkpoint", 1, 1), "vae": ("checkpoint", 2, 2)}
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +254,7 @@ def test_the_encoder_is_named_too(host, checkpoint):
     key, node = BROKEN["VAE encoder"]
     nodes = graph(checkpoint(key), "guard encoder", "stop")
     nodes["picture"] = {"class_type": "EmptyImage", "inputs": {"width": 64, "height": 64, "batch_size": 1, "color": 9}}
-    nodes["latent"] = {"class_type": "VAEEncode", "inputs": {"pixels": ["picture", 0], "vae": ["guard", 1]}}
+    nodes["latent"] = {"class_type": "VAEEncode", "inputs": {"pixels": ["picture", 0], "vae": ["guard", 2]}}
     result = host.run(nodes)
     assert result.status == "error" and result.error.node_type == node
     assert result.error.message.startswith("The VAE encoder gave NaN in fp32, first in layer taesd_encoder.3.conv.0 (")
@@ -269,7 +269,7 @@ def test_report_only_saves_the_picture_and_says_why_it_is_black(host, checkpoint
     assert said and said[0].startswith("The UNet gave NaN in fp32 at sigma 14.61 (step 1 of 2), first in layer out.2 (")
     assert said[-1].startswith(f"{said[0]}\nThe VAE decoder was given NaN or infinity: the latent that came in held it")
     assert said[0] in host.log[before:]
-    assert result.outputs["guard"]["text"] == ["Guarded: model, vae, clip. On NaN: report only."]
+    assert result.outputs["guard"]["text"] == ["Guarded: model, clip, vae. On NaN: report only."]
 
 
 def test_fp32_gives_the_picture_that_fp16_lost(host, checkpoint):
@@ -305,7 +305,7 @@ def test_what_came_not_in_is_said_where_it_is_used(host):
     assert not list((host.base / "output").glob("guard absent*"))
     nodes["guard"]["inputs"] = {"on_nan": "stop"}
     result = host.run(nodes)
-    assert result.error.message == "The NaN Guard has nothing to guard: connect a model, a vae or a clip."
+    assert result.error.message == "The NaN Guard has nothing to guard: connect a model, a clip or a vae."
 
 
 def test_a_healthy_graph_gives_the_same_picture(host):

@@ -135,11 +135,6 @@ def test_every_class_of_the_host_is_built_or_listed(results):
     assert {passed(results, name)["class"] for name in here} == set(classes["known"]) - missing
 
 
-def test_the_families_are_quick_enough(results):
-    """Four minutes of one core for all of them, by the process's own clock: the machine may be busy."""
-    assert sum(results[name].get("cpu seconds", 0) for name in BUILT if name in results) < 240
-
-
 # ------------------------------------------------------------------------------------------------------ what else holds
 
 

@@ -8,7 +8,6 @@ import gc
 import importlib.util
 import inspect
 import re
-import time
 import weakref
 import zlib
 from pathlib import Path
@@ -111,7 +110,7 @@ class Layers:
 
 def family(name):
     """One family: FP32 and BF16 by the host alone, and a split of either. One at a time: some take gigabytes."""
-    family, started = FAMILIES[name], time.process_time()
+    family = FAMILIES[name]
     state = make(name, WINDOWS)
     metadata = family.metadata or None
     fine = host_vae(state, FP32, metadata)
@@ -162,7 +161,6 @@ def family(name):
     if not family.encodes:
         found["encoder refused"] = refusal(lambda: select(coarse, "bf16", "default"))
     found["default gives the source"] = select(select(clean, "default", "fp16").vae).vae is coarse
-    found["cpu seconds"] = time.process_time() - started
     return found
 
 
