@@ -12,7 +12,7 @@ import torch
 from ...training.errors import BadInput
 from .finite import FirstBadLayer
 from .private_copy import copy_module
-from .weights import hash_weights
+from .weights import hash_value, hash_weights
 
 __all__ = [
     "PictureEncoder",
@@ -44,8 +44,10 @@ def latent_downscale(vae: Any) -> int:
 
 
 def vae_dtype(vae: Any) -> str:
-    """The precision in which the host runs this VAE, e.g. "float32"."""
-    return str(getattr(vae, "vae_dtype", None)).removeprefix("torch.")
+    """The precision in which the host runs this VAE, e.g. "float32"; where its halves differ, that of the encoder."""
+    module = getattr(vae, "first_stage_model", None)
+    dtype = getattr(module, "ref2v_encode_dtype", getattr(vae, "vae_dtype", None))
+    return str(dtype).removeprefix("torch.")
 
 
 def vae_fingerprint(vae: Any) -> str:
@@ -53,6 +55,10 @@ def vae_fingerprint(vae: Any) -> str:
     refuse_empty(vae)
     digest = hashlib.sha256(f"{class_name(vae)} {vae_dtype(vae)}".encode())
     hash_weights(digest, vae.patcher)
+    for name, shared in sorted(vars(vae.first_stage_model).items()):
+        if isinstance(shared, torch.nn.Module):  # the half that a split VAE shares with its source
+            digest.update(name.encode())
+            hash_value(digest, shared.state_dict())
     return digest.hexdigest()
 
 
