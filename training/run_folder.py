@@ -2,7 +2,7 @@
 
     config.json         the whole configuration, the identity that decides the weights, and the data's hash
     status.json         running | stopped | failed | done, with step and message
-    checkpoints/        the newest whole states
+    checkpoints/        whole states: the newest, and the best
     metrics.jsonl       one line a step; tensorboard/ the same
     validation/         pictures in mid-training
     refiner.safetensors, report.json, loss.png, grid.png      at the end
@@ -26,7 +26,7 @@ from .config import TrainConfig, differences
 from .data.staging import LOCK, aside_name, hold_lock
 from .errors import BadInput, TrainingFailed
 from .refiner.file import load_meta
-from .whole_file import write_whole
+from .whole_file import beside_of, write_whole
 
 REFINER = "refiner.safetensors"
 
@@ -64,7 +64,8 @@ class RunFolder:
         """
         new = this_run(config, data_hash)
         stored = _read_json(self.path / "config.json")
-        others = [file for file in self.path.iterdir() if file.name != LOCK] if self.path.is_dir() else []
+        ours = {LOCK, beside_of(self.path / "config.json").name}  # a kill while a run begins leaves no more than these
+        others = [file for file in self.path.iterdir() if file.name not in ours] if self.path.is_dir() else []
         if others and not stored:
             raise BadInput(f"Run folder {self.path}: expected an empty folder or a run, found other files in it.")
         changed = _changes(stored, new) if stored else []

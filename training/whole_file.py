@@ -7,9 +7,14 @@ import os
 from pathlib import Path
 
 
+def beside_of(path: Path) -> Path:
+    """Where a file is written before it takes its name; a kill may leave it there."""
+    return path.with_name(path.name + ".partial")
+
+
 def write_whole(path: Path, text: str) -> None:
     """Replace `path` by `text` in one step of the file system. OSError leaves what was there before."""
-    beside = path.with_name(path.name + ".partial")
+    beside = beside_of(path)
     beside.write_text(text, encoding="utf-8")
     sync_file(beside)
     os.replace(beside, path)

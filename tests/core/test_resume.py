@@ -91,10 +91,11 @@ def last_state(folder):
 
 
 @pytest.mark.parametrize("precision", get_args(Precision))
-def test_ten_steps_and_fifteen_and_five_are_thirty(configure, watch, tmp_path, precision):
-    """With two loader processes, a step that is half an epoch, and validations that fall before and after the stops."""
+def test_ten_steps_and_fifteen_and_five_are_thirty(configure, watch, tmp_path, build_pairs, precision):
+    """With two loader processes, epochs of two and a half steps, and validations before and after the stops."""
     changes = {
-        "precision": precision, "data__workers": 2, "data__crop": 8, "epochs": 15, "data__accumulation": 2,
+        "precision": precision, "dataset": build_pairs(pairs=6, held_out=1), "epochs": 12, "flow__steps": 2,
+        "data__workers": 2, "data__crop": 8, "data__batch_size": 1, "data__accumulation": 2,
         "validation__every": 4, "validation__crop": 8, "keep_checkpoints": 1, "keep_best": False,
     }
     whole = watch()
@@ -112,7 +113,7 @@ def test_ten_steps_and_fifteen_and_five_are_thirty(configure, watch, tmp_path, p
     assert result.refiner.read_bytes() == finished.refiner.read_bytes()
     tensors, told = last_state(result.folder)
     assert (tensors, told) == last_state(finished.folder)
-    assert len(tensors) == 3 and told["step"] == 30 and told["sampler"] == {"micro_step": 60} and told["epoch"] == 15
+    assert len(tensors) == 3 and told["step"] == 30 and told["sampler"] == {"micro_step": 60} and told["epoch"] == 12
     assert history(result.folder) == history(finished.folder)
     validated = [line["step"] for line in history(result.folder) if "validation/loss" in line]
     assert validated == [4, 8, 12, 16, 20, 24, 28]

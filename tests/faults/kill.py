@@ -59,7 +59,7 @@ class Nursery:
 
     def __exit__(self, *_) -> None:
         self._parent.stdin.close()
-        self._parent.wait(60)
+        self._parent.wait(PATIENCE)
 
     def train(self, config, kill: Kill | None = None) -> Ended:
         kill = kill or Kill()
@@ -175,6 +175,7 @@ def _main() -> None:
         _say(f"gone {status}")
         sys.stdin.readline()
         os.waitpid(child, 0)
+    os._exit(0)  # Python's own way out takes torch apart first
 
 
 if __name__ == "__main__":
