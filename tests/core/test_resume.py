@@ -133,36 +133,6 @@ def test_nothing_in_a_run_draws_from_the_generators_of_torch(configure, watch, w
     assert result.refiner.read_bytes() == whole_run[0].refiner.read_bytes()
 
 
-def test_the_command_line_goes_on_too_with_workers(configure, whole_run, environment):
-    """Interrupted as a person does it; at which step that falls does not matter."""
-    config = configure(data__workers=2, validation__pictures=0, epochs=3)
-    path = config.run.parent / "run.json"
-    path.write_text(config.to_json())
-    command = [sys.executable, "-c", INTERRUPTED, str(ROOT), str(path)]
-    ran = [subprocess.run([*command, str(stop)], env=environment, capture_output=True, text=True) for stop in (3, 7)]
-    assert [part.returncode for part in ran] == [130, 130], ran
-    last = subprocess.run([*command, "0"], env=environment, capture_output=True, text=True)
-    assert last.returncode == 0 and "Resumed at step" in last.stderr + last.stdout, last
-    assert (config.run / "refiner.safetensors").read_bytes() == whole_run[0].refiner.read_bytes()
-    assert steps_on_disk(config.run) == list(range(1, 13))
-
-
-INTERRUPTED = """
-import os, signal, sys
-sys.path.append(sys.argv[1])
-from training.__main__ import main
-from training.journal import Journal
-
-write, stop = Journal.write, int(sys.argv[3])
-def interrupt(self, step, **values):
-    write(self, step, **values)
-    if step == stop:
-        os.kill(os.getpid(), signal.SIGINT)
-Journal.write = interrupt
-sys.exit(main(["train", "--config", sys.argv[2]]))
-"""
-
-
 @pytest.mark.parametrize(
     "change, said",
     [

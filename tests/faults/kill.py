@@ -1,7 +1,7 @@
 """Runs in processes that are killed: forks of one parent that has imported torch, so that each costs a second.
 
     with Nursery() as nursery:
-        ended = nursery.train(config, Kill(...))
+        ended = nursery.train(config, Kill(event=7))
 
 The parent is this very file as a script: one JSON line in for each child, and lines out for what it does.
 """
@@ -39,11 +39,15 @@ class Kill:
 
 @dataclass(frozen=True)
 class Ended:
-    killed: bool
+    code: int  # exit status; minus the signal that ended it
     saving: bool  # inside the saving of a checkpoint at its end
     events: int  # inside the saving of checkpoints, as Kill.event counts them
     seconds: float
     said: str  # its messages, and the traceback of one that failed
+
+    @property
+    def killed(self) -> bool:
+        return self.code == -signal.SIGKILL
 
 
 class Nursery:
@@ -62,17 +66,27 @@ class Nursery:
         self._parent.wait(PATIENCE)
 
     def train(self, config, kill: Kill | None = None) -> Ended:
+        """A run to its end, or to its kill."""
         kill = kill or Kill()
+        ended = self._child({"config": config.to_json(), "kill": asdict(kill)}, kill.after)
+        assert ended.killed or ended.code == 0, ended.said
+        return ended
+
+    def command_line(self, arguments: list[str], interrupt_at: int | None = None) -> Ended:
+        """`python -m training` with these arguments, which gets Ctrl-C after a step."""
+        return self._child({"arguments": arguments, "interrupt_at": interrupt_at})
+
+    def _child(self, order: dict, kill_after: float | None = None) -> Ended:
         began = time.monotonic()
-        print(json.dumps({"config": config.to_json(), "kill": asdict(kill)}), file=self._parent.stdin, flush=True)
+        print(json.dumps(order), file=self._parent.stdin, flush=True)
         said, events, saving, pid = [], 0, False, 0
         timer = None
         for line in iter(self._readline, ""):
             word, _, rest = line.rstrip("\n").partition(" ")
             if word == "born":
                 pid = int(rest)
-                if kill.after is not None:
-                    timer = threading.Timer(max(kill.after, 0), os.kill, (pid, signal.SIGKILL))
+                if kill_after is not None:
+                    timer = threading.Timer(kill_after, os.kill, (pid, signal.SIGKILL))
                     timer.start()
             elif word == "enter":
                 saving = True
@@ -85,9 +99,9 @@ class Nursery:
                     timer.cancel()
                     timer.join()
                 print("reap", file=self._parent.stdin, flush=True)
-                killed = rest == str(-signal.SIGKILL)
-                assert killed or rest == "0", (rest, said)
-                return Ended(killed, saving, events, time.monotonic() - began, "\n".join(said))
+                return Ended(int(rest), saving, events, time.monotonic() - began, "\n".join(said))
+            else:
+                said.append(line.rstrip("\n"))
         raise AssertionError(f"the nursery died; its last child was {pid}")
 
     def _readline(self) -> str:
@@ -103,8 +117,27 @@ def _say(line: str) -> None:
     os.write(1, f"{line}\n".encode())
 
 
-def _live(order: dict) -> None:
-    """A child: one run, with bytes to the pipe on entering and leaving a save."""
+def _type_in(order: dict) -> int:
+    """A child: the command line."""
+    from training.__main__ import main
+    from training.journal import Journal
+
+    write = Journal.write
+
+    def interrupt(self, step, **values):
+        write(self, step, **values)
+        if step == order["interrupt_at"]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    Journal.write = interrupt
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the bar
+    code = main(order["arguments"])
+    sys.stdout.flush()
+    return code
+
+
+def _live(order: dict) -> int:
+    """A child: one run, with lines to the pipe on entering and leaving a save."""
     from training import checkpoint
     from training.config import TrainConfig
     from training.run import train
@@ -142,6 +175,7 @@ def _live(order: dict) -> None:
             _say(f"said {json.dumps(text)}")
 
     train(TrainConfig.parse(order["config"]), Teller())
+    return 0
 
 
 def _main() -> None:
@@ -152,6 +186,7 @@ def _main() -> None:
     import matplotlib.figure  # noqa: F401
     import torch.utils.tensorboard
 
+    import training.__main__
     import training.run  # noqa: F401
 
     torch.set_num_threads(1)
@@ -162,8 +197,8 @@ def _main() -> None:
             code = 1
             try:
                 _say(f"born {os.getpid()}")
-                _live(json.loads(line))
-                code = 0
+                order = json.loads(line)
+                code = _type_in(order) if "arguments" in order else _live(order)
             except BaseException:
                 import traceback
 

@@ -1,4 +1,4 @@
-"""A loader process that fails stops the whole run with its own error."""
+"""A loader process that fails stops the whole run with its own error; a run that is stopped goes on with new ones."""
 
 import os
 import signal
@@ -67,6 +67,18 @@ def test_one_that_is_killed_stops_the_run_with_a_sentence(configure, watch, spoi
     mend()
     result = watch().train(configure(**WORKERS))
     assert result.refiner.read_bytes() == whole_run[0].refiner.read_bytes()
+
+
+def test_the_command_line_goes_on_with_its_loader_processes_to_the_same_bytes(nursery, configure, whole_run):
+    config = configure(**WORKERS)
+    path = config.run.parent / "run.json"
+    path.write_text(config.to_json())
+    for stop in (3, 7):
+        assert nursery.command_line(["train", "--config", str(path)], interrupt_at=stop).code == 130
+        assert load_newest(config.run / "checkpoints")[0].step == stop
+    last = nursery.command_line(["train", "--config", str(path)])
+    assert last.code == 0 and "Resumed at step 7 of 12" in last.said
+    assert (config.run / "refiner.safetensors").read_bytes() == whole_run[0].refiner.read_bytes()
 
 
 def test_no_loader_process_outlives_a_run_that_failed(configure, watch, spoil):
