@@ -108,6 +108,7 @@ class TrainConfig(Section):
     device: str = Field("auto", description="auto = the first GPU, else the CPU")
     seed: int = Field(0, ge=0, lt=2**63)
     keep_checkpoints: int = Field(2, ge=1)
+    keep_best: bool = Field(True, description="keep the checkpoint of the lowest validation loss beside the newest")
 
     @classmethod
     def parse(cls, text: str) -> TrainConfig:
@@ -138,8 +139,8 @@ class TrainConfig(Section):
 
 
 FREE_ON_RESUME = (
-    "dataset", "run", "device", "keep_checkpoints", "data.workers", "validation.every", "validation.pictures",
-    "validation.crop",
+    "dataset", "run", "device", "keep_checkpoints", "keep_best", "data.workers", "validation.every",
+    "validation.pictures", "validation.crop",
 )
 """Fields that may change between the parts of one run: where things lie and how often one looks, not what is learnt."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,17 @@ class Journal:
         """Whether a quantity was written at a step."""
         return any(name in line for line in reversed(self.lines) if line["step"] == step)
 
+    def position(self) -> dict[str, int]:
+        """How much is written by now, and on the disk: a checkpoint says so, and a gap shows on resume."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return {"lines": len(self.lines)}
+
+    def best(self, name: str) -> int | None:
+        """The step at which a quantity was lowest, the first of equals; None where it was never written."""
+        steps, values = self.series(name)
+        return steps[values.index(min(values))] if steps else None
+
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """(steps, values) of one quantity."""
         found = [(line["step"], line[name]) for line in self.lines if line.get(name) is not None]
@@ -56,9 +68,10 @@ def read(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     lines = []
-    for text in path.read_text().splitlines():
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
+            line = json.loads(text)
+            lines.append({**line, "step": int(line["step"])})
+        except (ValueError, KeyError, TypeError):
             break
     return lines

@@ -67,6 +67,13 @@ def make_plan(config: TrainConfig, data: RefinerDataset, micro_per_epoch: int) -
             "fp16": "fp16 autocast with loss scaling: float16 gradients below 6e-8 would vanish without it",
         }[config.precision]
     )
+    drawn, there = micro_per_epoch * config.data.batch_size, len(data.train) * config.data.repeats
+    if drawn >= 2 * there:
+        choices.append(
+            f"batch_size {config.data.batch_size} is large for this dataset: its batches are filled up with repeats, "
+            f"so an epoch draws {drawn} samples where {there} would do; a smaller batch makes more steps of the same "
+            "work"
+        )
     total_steps = math.ceil(config.epochs * micro_per_epoch / config.data.accumulation)
     return Plan(
         unet=unet,

@@ -9,21 +9,21 @@ same bytes as one that was not.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import DataLoader
 
 from . import checkpoint as checkpoints
 from . import report as reports
+from .background import BackgroundSaver
 from .checkpoint import Checkpoint
 from .config import TrainConfig
 from .data.batches import BatchSource
-from .data.prefetch import prefetched
+from .data.loading import batches as load_batches
 from .data.seeds import seeded_generator
 from .data.shards import RefinerDataset
 from .errors import TrainingFailed
@@ -36,7 +36,8 @@ from .refiner import flow
 from .refiner.file import RefinerMeta, save_refiner
 from .refiner.model import Refiner
 from .refiner.unet import build_unet
-from .run_folder import RunFolder
+from .resume import loop_state, refuse_other_position, resumed_sentences
+from .run_folder import RunFolder, this_run
 
 SKIPS_IN_A_ROW = 20  # fp16: the scaler halves its scale at each; 20 halvings of 65536 leave 0.06, which helps nobody
 
@@ -109,6 +110,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
 
     # ---- network, optimizer, average ---------------------------------------------------------------------------
     with folder.failures_told(lambda: (0, plan.total_steps)):
+        data.verify(should_stop)
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to move
             torch.manual_seed(config.seed)
             net = build_unet(plan.unet)
@@ -120,8 +122,9 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
     optimizer = torch.optim.AdamW(groups, betas=config.optimizer.betas, fused=True)  # one kernel instead of ten
     scaler = torch.amp.GradScaler(plan.device.type, enabled=plan.use_scaler)
     step, seconds = 0, 0.0
-    found, passed_over = checkpoints.load_newest(folder.checkpoints)
-    for sentence in passed_over:
+    run = this_run(config, data.content_hash)
+    found, said = checkpoints.take_up(folder.checkpoints, run, net.state_dict())
+    for sentence in said:
         observer.on_message(sentence)
     if found:
         net.load_state_dict(found.weights)
@@ -129,44 +132,58 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         checkpoints.restore_optimizer(optimizer, parameters, found.optimizer)
         scaler.load_state_dict(found.state["scaler"])
         step, seconds = found.step, found.state["seconds"]
-        observer.on_message(f"Resumed at step {step} of {plan.total_steps}; the result equals an uninterrupted run's.")
+    resumed, found = found.state if found else None, None  # its tensors are as large as the network's own
 
     # ---- loop --------------------------------------------------------------------------------------------------
     names = {parameter: name for name, parameter in parameters.items()}
 
+    def next_up() -> dict[str, Any]:
+        return {"micro_step": step * config.data.accumulation, "learning_rate": _rate(config, plan, step)}
+
     def save() -> None:
-        state = {"scaler": scaler.state_dict(), "seconds": seconds}
+        epoch = plan.epoch_of(step, config.data.accumulation)
+        place = loop_state(epoch=epoch, seed=config.seed, journal=journal, device=plan.device, **next_up())
+        state = {"run": run, "seconds": seconds, "scaler": scaler.state_dict(), **place}
         tensors = checkpoints.optimizer_tensors(optimizer, names)
-        checkpoints.save(
-            folder.checkpoints,
-            Checkpoint(step, net.state_dict(), ema.state_dict(), tensors, state),
-            config.keep_checkpoints,
-        )
+        best = journal.best("validation/loss") if config.keep_best else None
+        saver.save(Checkpoint(step, net.state_dict(), ema.state_dict(), tensors, state), best)
 
     def stopped() -> RunResult:
+        saver.wait()
         message = f"Stopped at step {step} of {plan.total_steps}; queue it again to go on from there."
         folder.set_status("stopped", step, plan.total_steps, message)
         observer.on_message(message)
         return RunResult("stopped", folder.path, folder.refiner, {}, message)
 
-    batches = _batches(source, step * config.data.accumulation, config.data.workers, plan.device)
+    if resumed:
+        refuse_other_position(resumed, **next_up())
+    batches = load_batches(source, next_up()["micro_step"], config.data.workers, plan.device)
+    saver = BackgroundSaver(folder.checkpoints, config.keep_checkpoints)
     every = config.validation.every or max(1, round(plan.micro_per_epoch / config.data.accumulation))
     show_every = max(1, plan.total_steps // 40)
     sample_picture, skipped, started, began_at = None, 0, time.monotonic(), step
-    with folder.failures_told(lambda: (step, plan.total_steps)), closing(Journal(folder.path, step)) as journal:
+    with (
+        folder.failures_told(lambda: (step, plan.total_steps)), closing(batches),
+        closing(Journal(folder.path, step)) as journal, saver,
+    ):
         folder.set_status("running", step, plan.total_steps)
+        for sentence in resumed_sentences(resumed, plan.total_steps, plan.device, journal) if resumed else ():
+            observer.on_message(sentence)
         while True:
             # Validation comes before the step: one that a stop broke off is made up for on resume.
             due = step > 0 and step % every == 0 and data.held_out and config.validation.pictures
             if due and not should_stop() and not journal.has(step, "validation/loss"):
                 sample_picture = _validate(refiner, ema, plan, data, config, step, journal, folder, should_stop)
+                if config.keep_best and journal.best("validation/loss") == step:
+                    save()
             if should_stop():
                 save()
                 return stopped()
             if step == plan.total_steps:
                 break
 
-            rate = config.optimizer.learning_rate * warmup_cosine(step, config.optimizer.warmup_steps, plan.horizon)
+            saver.check()
+            rate = _rate(config, plan, step)
             for group in optimizer.param_groups:
                 group["lr"] = rate
             total = 0.0
@@ -210,6 +227,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         measured = _evaluate(averaged, plan, data, config, data.held_out or data.train[:4], should_stop=should_stop)
         if should_stop():  # the last step is in a checkpoint: queued again, the run goes on right here
             return stopped()
+        saver.wait()
         report = reports.write(
             folder.path, config, plan, data, journal, measured,
             seconds=seconds, steps_here=step - began_at, held_out=bool(data.held_out),
@@ -239,19 +257,9 @@ def _loss(refiner: Refiner, plan: Plan, batch: dict[str, Any], seed: int) -> tor
     return flow.loss_per_sample(output, flow.velocity(z, b, e, plan.s), plan.c_v).mean()
 
 
-def _batches(source: BatchSource, first: int, workers: int, device: torch.device) -> Iterator[dict[str, Any]]:
-    """Micro-batches from the absolute index `first` on, without end, on the device."""
-    loader = DataLoader(
-        source,
-        batch_size=None,
-        sampler=range(first, first + 2**40),
-        num_workers=workers,
-        pin_memory=device.type == "cuda",
-        persistent_workers=False,
-        generator=torch.Generator(),  # else the loader draws its workers' seed from the caller's random numbers
-    )
-    for batch in loader if workers else prefetched(loader):
-        yield {k: v.to(device, non_blocking=True) if torch.is_tensor(v) else v for k, v in batch.items()}
+def _rate(config: TrainConfig, plan: Plan, step: int) -> float:
+    """The learning rate of the step that follows `step` finished ones."""
+    return config.optimizer.learning_rate * warmup_cosine(step, config.optimizer.warmup_steps, plan.horizon)
 
 
 def _decay_groups(parameters: dict[str, torch.nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
     config.json         the whole configuration, the identity that decides the weights, and the data's hash
     status.json         running | stopped | failed | done, with step and message
-    checkpoints/        the newest whole states
+    checkpoints/        whole states: the newest, and the best
     metrics.jsonl       one line a step; tensorboard/ the same
     validation/         pictures in mid-training
     refiner.safetensors, report.json, loss.png, grid.png      at the end
@@ -26,7 +26,7 @@ from .config import TrainConfig, differences
 from .data.staging import LOCK, aside_name, hold_lock
 from .errors import BadInput, TrainingFailed
 from .refiner.file import load_meta
-from .whole_file import write_whole
+from .whole_file import beside_of, write_whole
 
 REFINER = "refiner.safetensors"
 
@@ -53,7 +53,7 @@ class RunFolder:
     def holds(self, config: TrainConfig, data_hash: str) -> bool:
         """Whether the run in the folder, finished or not, is this very one."""
         stored = _read_json(self.path / "config.json")
-        return bool(stored) and not _changes(stored, _this_run(config, data_hash))
+        return bool(stored) and not _changes(stored, this_run(config, data_hash))
 
     def claim(self, config: TrainConfig, data_hash: str) -> None:
         """Make the folder this run's own until `release`.
@@ -62,9 +62,10 @@ class RunFolder:
         which something was learned. A finished run whose refiner has been deleted or damaged is trained again from the
         start: its checkpoints go, so that nothing goes on silently from trained weights.
         """
-        new = _this_run(config, data_hash)
+        new = this_run(config, data_hash)
         stored = _read_json(self.path / "config.json")
-        others = [file for file in self.path.iterdir() if file.name != LOCK] if self.path.is_dir() else []
+        ours = {LOCK, beside_of(self.path / "config.json").name}  # a kill while a run begins leaves no more than these
+        others = [file for file in self.path.iterdir() if file.name not in ours] if self.path.is_dir() else []
         if others and not stored:
             raise BadInput(f"Run folder {self.path}: expected an empty folder or a run, found other files in it.")
         changed = _changes(stored, new) if stored else []
@@ -121,18 +122,23 @@ class RunFolder:
         """
         try:
             yield
-        except (BadInput, TrainingFailed, OSError, MemoryError, RuntimeError) as error:
+        except Exception as error:
             sentence = error
             if isinstance(error, OSError):
                 reason = error.strerror or error
                 sentence = BadInput(f"Run folder {self.path}: writing failed ({reason}); its checkpoints are kept.")
+            elif _is_dead_loader(error):
+                sentence = TrainingFailed(
+                    f"A loader process was ended from outside, most often as the memory ran out ({error}): take fewer "
+                    "data.workers; the run's checkpoints are kept."
+                )
             elif _is_out_of_memory(error):
                 sentence = BadInput(
                     "The memory is not enough to train this network on these batches: take a smaller batch_size (with "
                     "data.accumulation), a crop, bf16 or a smaller network."
                 )
             try:
-                self.set_status("failed", *position(), str(sentence))
+                self.set_status("failed", *position(), str(sentence) or type(error).__name__)
             except OSError:  # the same full disk; "running" stays there, which is not "done" either
                 pass
             if sentence is error:
@@ -153,7 +159,7 @@ class RunFolder:
         return aside
 
 
-def _this_run(config: TrainConfig, data_hash: str) -> dict[str, Any]:
+def this_run(config: TrainConfig, data_hash: str) -> dict[str, Any]:
     """What decides the trained weights, as config.json keeps it."""
     return {"identity": config.identity(), "data": data_hash}
 
@@ -168,6 +174,11 @@ def _changes(stored: dict[str, Any], new: dict[str, Any]) -> list[str]:
 def _is_out_of_memory(error: Exception) -> bool:
     # On a CPU torch has no exception of its own for it.
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+
+
+def _is_dead_loader(error: Exception) -> bool:
+    # torch raises it out of whatever the main thread does at that moment, as a plain RuntimeError
+    return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker")
 
 
 def _read_json(path: Path) -> dict[str, Any]:

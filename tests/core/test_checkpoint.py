@@ -1,19 +1,29 @@
 """Checkpoints: whole or not there, and exact enough that training goes on bit for bit."""
 
+import json
 import os
+import shutil
+import subprocess
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from training import checkpoint as checkpoints
+from training.background import BackgroundSaver
 from training.checkpoint import Checkpoint
 from training.errors import BadInput
+from training.names import plain_names
+from training.sealed import seal
+
+RUN = {"identity": {"seed": 0, "data": {"crop": None}}, "data": "abc"}
 
 
 def state(step, fill=None):
     value = torch.full((2, 3), float(step if fill is None else fill))
-    return Checkpoint(step, {"w": value}, {"w": value / 2}, {"w/exp_avg": value * 2}, {"seconds": 1.5, "scaler": {}})
+    told = {"seconds": 1.5, "scaler": {}, "run": RUN}
+    return Checkpoint(step, {"w": value}, {"w": value / 2}, {"w/exp_avg": value * 2}, told)
 
 
 @pytest.fixture
@@ -48,7 +58,7 @@ def test_no_folder_and_an_empty_one_hold_no_checkpoint(folder):
     assert checkpoints.load_newest(folder) == (None, [])
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "ema.safetensors", "optimizer.safetensors", "state.json"])
+@pytest.mark.parametrize("name", [*sorted(checkpoints.FILES), "SHA256SUMS"])
 @pytest.mark.parametrize("damage", ["cut", "empty", "gone"])
 def test_a_damaged_newest_checkpoint_is_passed_over_with_a_sentence(folder, name, damage):
     for step in (5, 10):
@@ -61,9 +71,33 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_a_sentence(folder, name
     found, passed_over = checkpoints.load_newest(folder)
     assert found.step == 5
     assert len(passed_over) == 1 and passed_over[0].startswith("step-00000010 passed over: ")
-    assert "\n" not in passed_over[0]
-    if damage == "cut" and name != "state.json":
-        assert f"{name} has " in passed_over[0] and "bytes instead of" in passed_over[0]
+    assert "\n" not in passed_over[0] and name in passed_over[0]
+
+
+def test_a_flipped_bit_is_found_wherever_it_is(folder):
+    """In every seventh byte of each file, and in every single one of the seal, its names and blanks included."""
+    path = checkpoints.save(folder, state(5), keep=1)
+    for file in sorted(path.iterdir()):
+        whole = file.read_bytes()
+        for place in range(0, len(whole), 1 if file.name == "SHA256SUMS" else 7):
+            damaged = bytearray(whole)
+            damaged[place] ^= 1 << place % 8
+            file.write_bytes(damaged)
+            assert checkpoints.load_newest(folder)[0] is None, (file.name, place)
+        file.write_bytes(whole)
+    assert checkpoints.load_newest(folder)[0].step == 5
+
+
+@pytest.mark.skipif(shutil.which("sha256sum") is None, reason="sha256sum is not installed")
+def test_the_seal_is_what_sha256sum_reads(folder):
+    path = checkpoints.save(folder, state(5), keep=1)
+    check = subprocess.run(["sha256sum", "--check", "SHA256SUMS"], cwd=path, capture_output=True, text=True)
+    assert check.returncode == 0 and check.stdout.count(": OK") == 4 == len(list(path.iterdir())) - 1
+
+
+def reseal(path):
+    (path / "SHA256SUMS").unlink(missing_ok=True)
+    seal(path)
 
 
 @pytest.mark.parametrize("text", ["[]", "3", "{}", '{"files": {}}', "null"])
@@ -71,6 +105,7 @@ def test_a_state_of_another_kind_is_passed_over(folder, text):
     for step in (5, 10):
         checkpoints.save(folder, state(step), keep=3)
     (folder / "step-00000010" / "state.json").write_text(text)
+    reseal(folder / "step-00000010")
     found, passed_over = checkpoints.load_newest(folder)
     assert found.step == 5 and len(passed_over) == 1
 
@@ -104,8 +139,9 @@ def test_the_rename_is_the_last_thing(folder, monkeypatch):
     monkeypatch.setattr(os, "replace", look)
     monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(fd), fsync(fd)))
     checkpoints.save(folder, state(5), keep=2)
-    files = ["ema.safetensors", "optimizer.safetensors", "state.json", "weights.safetensors"]
-    assert seen == [(files, False)] and len(synced) == 4
+    files = ["SHA256SUMS", "ema.safetensors", "optimizer.safetensors", "state.json", "weights.safetensors"]
+    # the five files, their folder, and after the rename the folder above it
+    assert seen == [(files, False)] and len(synced) == 7
 
 
 def test_a_whole_checkpoint_of_the_same_step_is_not_touched(folder):
@@ -132,6 +168,231 @@ def test_a_full_disk_leaves_the_older_checkpoint_as_it_was(small_disk):
         checkpoints.save(folder, large, keep=1)
     assert os.listdir(folder) == ["step-00000005"]
     assert checkpoints.load_newest(folder)[0].step == 5
+
+
+def test_the_best_stays_beside_the_newest(folder):
+    for step, best in ((5, 5), (10, 10), (15, 10), (20, 10), (25, 25), (30, 25)):
+        checkpoints.save(folder, state(step), keep=1, best=best)
+        assert steps(folder) == sorted({step, best})
+
+
+def test_a_damaged_newer_one_does_not_crowd_out_a_valid_one(folder):
+    """Of step 10, damaged, and a run that goes on from 5 and is stopped at 7, the one of 7 must stay."""
+    for step in (5, 10):
+        checkpoints.save(folder, state(step), keep=2)
+    (folder / "step-00000010" / "weights.safetensors").write_bytes(b"")
+    found, said = checkpoints.take_up(folder, RUN, state(0).weights)
+    assert found.step == 5 and said[0].startswith("step-00000010 passed over: weights.safetensors is damaged")
+    assert said[0].endswith("It is now called step-00000010.passed-over.")
+    checkpoints.save(folder, state(7), keep=1)
+    assert steps(folder) == [7] and checkpoints.take_up(folder, RUN, state(0).weights)[0].step == 7
+    checkpoints.save(folder, state(10), keep=2)
+    assert steps(folder) == [7, 10] and checkpoints.take_up(folder, RUN, state(0).weights)[1] == []
+
+
+def test_a_newer_one_of_whatever_kind_survives_the_pruning(folder):
+    checkpoints.save(folder, state(10), keep=1)
+    checkpoints.save(folder, state(5), keep=1)
+    assert steps(folder) == [5, 10]
+
+
+def test_what_a_kill_left_half_written_or_half_deleted_is_cleared_when_the_run_is_taken_up(folder):
+    checkpoints.save(folder, state(5), keep=2)
+    for name in (".step-00000010.partial", ".step-00000001.partial-removal"):
+        (folder / name).mkdir()
+        (folder / name / "weights.safetensors").write_bytes(b"half")
+    assert checkpoints.take_up(folder, RUN, state(0).weights)[0].step == 5
+    assert os.listdir(folder) == ["step-00000005"]
+
+
+def test_a_removal_that_is_killed_leaves_nothing_under_the_name(folder, monkeypatch):
+    checkpoints.save(folder, state(5), keep=1)
+    rmtree = shutil.rmtree
+
+    def killed(path, **options):
+        if os.path.exists(path):
+            (path / "weights.safetensors").unlink()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.save(folder, state(10), keep=1)
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    assert steps(folder) == [10]
+    assert checkpoints.take_up(folder, RUN, state(0).weights)[1] == []
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["weights.pt", "weights.CKPT", "optimizer.bin", "x.pkl"])
+def test_a_pickle_is_named_and_never_opened(folder, name, monkeypatch):
+    for step in (5, 10):
+        checkpoints.save(folder, state(step), keep=2)
+    (folder / "step-00000010" / "weights.safetensors").unlink()
+    for place in (folder, folder / "step-00000005", folder / "step-00000010"):
+        (place / name).write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+    monkeypatch.setattr(torch, "load", pytest.fail)
+    opened, plain = [], open
+    monkeypatch.setattr("builtins.open", lambda path, *given, **kw: opened.append(path) or plain(path, *given, **kw))
+    found, said = checkpoints.take_up(folder, RUN, state(0).weights)
+    assert found.step == 5
+    assert "weights.safetensors is missing" in said[0] and f"{name} was not opened: it is a pickle" in said[0]
+    assert [text.split(" was not")[0] for text in said[1:]] == [name, f"step-00000005/{name}"]
+    assert not [path for path in opened if str(path).endswith(name)]
+
+
+def test_a_pickle_under_the_name_of_a_tensor_file_is_refused(folder):
+    path = checkpoints.save(folder, state(5), keep=1)
+    torch.save({"w": torch.zeros(2, 3)}, path / "weights.safetensors")
+    assert "weights.safetensors is damaged" in checkpoints.load_newest(folder)[1][0]
+    reseal(path)  # by somebody who means it
+    found, (said,) = checkpoints.load_newest(folder)
+    assert found is None and "\n" not in said
+    assert said.startswith("step-00000005 passed over: its content cannot be read (")
+
+
+def test_one_of_the_format_before_is_passed_over_with_a_sentence(folder):
+    path = checkpoints.save(folder, state(5), keep=1)
+    (path / "SHA256SUMS").unlink()
+    sizes = {f"{name}.safetensors": 1 for name in checkpoints.TENSOR_FILES}
+    (path / "state.json").write_text(json.dumps({"step": 5, "files": sizes, "seconds": 1.0, "scaler": {}}))
+    found, (said,) = checkpoints.load_newest(folder)
+    assert found is None and said == (
+        "step-00000005 passed over: it is of an earlier format, without checksums, and this version does not read it."
+    )
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"version": 3}, "expected ref2v-checkpoint version 2, got ref2v-checkpoint version 3"),
+        ({"format": "other"}, "expected ref2v-checkpoint version 2, got other version 2"),
+        ({"step": 6}, "it is step 6 under another name"),
+        ({"run": {**RUN, "data": "xyz"}}, "it is of another run (data 'xyz' -> 'abc')"),
+        (
+            {"run": {**RUN, "identity": {"seed": 1, "data": {"crop": 8}}}},
+            "it is of another run (identity.data.crop 8 -> None; identity.seed 1 -> 0)",
+        ),
+    ],
+)
+def test_one_of_another_kind_or_run_is_passed_over_by_name(folder, change, said):
+    path = checkpoints.save(folder, state(5), keep=1)
+    (path / "state.json").write_text(json.dumps({**json.loads((path / "state.json").read_text()), **change}))
+    reseal(path)
+    found, passed_over = checkpoints.take_up(folder, RUN, state(0).weights)
+    assert found is None and passed_over[0].startswith(f"step-00000005 passed over: {said}.")
+
+
+@pytest.mark.parametrize(
+    "like, said",
+    [
+        ({"w": torch.zeros(2, 4)}, "w is [2, 3] instead of [2, 4]"),
+        ({"w": torch.zeros(2, 3), "b": torch.zeros(1)}, "b is in the network alone"),
+        ({"v": torch.zeros(2, 3)}, "v is in the network alone"),
+    ],
+)
+def test_one_of_another_network_is_passed_over_by_the_name_of_a_weight(folder, like, said):
+    checkpoints.save(folder, state(5), keep=1)
+    found, (passed_over,) = checkpoints.load_newest(folder, RUN, like)
+    assert found is None and passed_over == f"step-00000005 passed over: it is of another network: {said}."
+
+
+# ---- names ----------------------------------------------------------------------------------------------------------
+
+
+def test_no_wrapper_leaves_its_prefix_in_a_checkpoint(folder):
+    class Compiled(nn.Module):
+        """As torch.compile names things; the real one takes half a minute to import."""
+
+        def __init__(self, inner):
+            super().__init__()
+            self._orig_mod = inner
+
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    bare = set(net.state_dict())
+    parallel = AveragedModel(Compiled(nn.Sequential(net[0], Compiled(net[1]))))  # DDP too calls what it wraps `module`
+    wrapped = dict(parallel.named_parameters())
+    assert "module._orig_mod.1._orig_mod.weight" in wrapped
+    optimizer = {f"{name}/exp_avg": tensor for name, tensor in wrapped.items()}
+    checkpoints.save(folder, Checkpoint(5, wrapped, wrapped, optimizer, {}), keep=1)
+    found, _ = checkpoints.load_newest(folder)
+    assert set(found.weights) == set(found.ema) == bare
+    assert set(found.optimizer) == {f"{name}/exp_avg" for name in bare}
+    net.load_state_dict(found.weights)
+
+
+def test_a_prefix_in_the_middle_is_a_name_like_any_other_unless_it_is_the_compilers():
+    assert plain_names({"a.module.w": 1, "module": 2, "module.module.w": 3, "a._orig_mod.b._orig_mod.w": 4}) == {
+        "a.module.w": 1, "module": 2, "w": 3, "a.b.w": 4,
+    }
+    with pytest.raises(BadInput, match="Two tensors would both be called 'w'"):
+        plain_names({"w": 1, "module.w": 2})
+
+
+# ---- in the background ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_saved_is_the_state_at_the_call(folder):
+    moving = state(5)
+    with BackgroundSaver(folder, keep=2) as saver:
+        saver.save(moving)
+        for tensors in (moving.weights, moving.ema, moving.optimizer):
+            for tensor in tensors.values():
+                tensor.fill_(-1)
+    found, _ = checkpoints.load_newest(folder)
+    assert torch.equal(found.weights["w"], torch.full((2, 3), 5.0))
+    assert torch.equal(found.optimizer["w/exp_avg"], torch.full((2, 3), 10.0))
+
+
+def test_the_block_ends_only_when_the_last_one_is_whole_and_they_come_in_their_order(folder, monkeypatch):
+    import time
+
+    save, began = checkpoints.save, []
+
+    def slow(folder, checkpoint, keep, best=None):
+        began.append(checkpoint.step)
+        time.sleep(0.05)
+        return save(folder, checkpoint, keep, best)
+
+    monkeypatch.setattr(checkpoints, "save", slow)
+    with BackgroundSaver(folder, keep=2) as saver:
+        for step in (5, 10, 10, 15):  # one that is there is not written twice
+            saver.save(state(step))
+        saver.check()
+        assert began == [5, 10, 15] or began == [5, 10]
+    assert steps(folder) == [10, 15] and began == [5, 10, 15]
+
+
+@pytest.mark.parametrize("heard", ["check", "wait", "save", "end"])
+def test_one_that_fails_is_heard_at_the_next_call_and_once(folder, heard, monkeypatch):
+    def full(*_):
+        raise BadInput("the disk is full")
+
+    save = checkpoints.save
+    monkeypatch.setattr(checkpoints, "save", full)
+    with pytest.raises(BadInput, match="the disk is full"), BackgroundSaver(folder, keep=2) as saver:
+        saver.save(state(5))
+        saver._thread.join()
+        if heard != "end":
+            getattr(saver, heard)(*([state(10)] if heard == "save" else []))
+            pytest.fail("not heard")
+    monkeypatch.setattr(checkpoints, "save", save)
+    saver.check()
+    saver.save(state(5))  # it may be tried again
+    saver.wait()
+    assert steps(folder) == [5]
+
+
+def test_where_training_fails_too_its_own_error_goes_on_and_the_checkpoints_is_logged(folder, monkeypatch, caplog):
+    def full(*_):
+        raise BadInput("the disk is full")
+
+    monkeypatch.setattr(checkpoints, "save", full)
+    with pytest.raises(ZeroDivisionError), BackgroundSaver(folder, keep=2) as saver:
+        saver.save(state(5))
+        raise ZeroDivisionError
+    assert "the disk is full" in caplog.text
 
 
 # ---- the optimizer --------------------------------------------------------------------------------------------------

@@ -1,8 +1,11 @@
 """The configuration: errors name the field, and only what decides the weights is a run's identity."""
 
+import copy
 import json
+from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from training.config import FREE_ON_RESUME, TrainConfig, differences
 from training.errors import BadInput
@@ -102,13 +105,14 @@ def test_where_things_lie_and_how_often_one_looks_is_no_part_of_the_identity():
         run="runs/two",
         device="cpu",
         keep_checkpoints=7,
+        keep_best=False,
         data={"workers": 3},
         validation={"every": 5, "pictures": 0, "crop": None},
     )
     assert moved != config() and moved.identity() == config().identity()
     assert set(FREE_ON_RESUME) == {
-        "dataset", "run", "device", "keep_checkpoints", "data.workers", "validation.every", "validation.pictures",
-        "validation.crop",
+        "dataset", "run", "device", "keep_checkpoints", "keep_best", "data.workers", "validation.every",
+        "validation.pictures", "validation.crop",
     }
 
 
@@ -136,6 +140,31 @@ def test_where_things_lie_and_how_often_one_looks_is_no_part_of_the_identity():
 )
 def test_what_decides_the_weights_is_part_of_the_identity(changes, said):
     assert differences(config().identity(), config(**changes).identity()) == [said]
+
+
+def leaves(model, prefix=""):
+    for name, value in model:
+        if isinstance(value, BaseModel):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def test_every_field_is_either_free_on_resume_or_a_change_of_it_is_told_by_name():
+    identity, fields = config().identity(), set(leaves(config()))
+    assert set(FREE_ON_RESUME) < fields
+    for field in fields - set(FREE_ON_RESUME):
+        other = copy.deepcopy(identity)
+        section, _, name = field.rpartition(".")
+        (other[section] if section else other)[name] = "something else"
+        (said,) = differences(identity, other)
+        assert said.startswith(f"{field} ") and said.endswith("-> 'something else'")
+
+
+@pytest.mark.parametrize("language", ["", "zh/"])
+def test_the_fields_that_are_free_on_resume_are_documented(language):
+    text = (Path(__file__).resolve().parents[2] / "docs" / language / "refiner.md").read_text(encoding="utf-8")
+    assert [field for field in FREE_ON_RESUME if f"`{field}`" not in text] == []
 
 
 def test_differences_name_every_leaf_also_new_and_lost_ones():

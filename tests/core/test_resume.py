@@ -6,11 +6,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
+import torch
 
 from training.checkpoint import load_newest
+from training.config import Precision
+from training.errors import BadInput
 from training.journal import read as read_journal
+from training.sealed import seal
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,6 +75,126 @@ def test_a_stop_during_validation_comes_before_the_next_pair(configure, watch, m
         configure(dataset=build_pairs(held_out=2), validation__every=2, validation__pictures=2)
     )
     assert result.status == "stopped" and watcher.steps == [1, 2] and len(walked) == 1
+
+
+def history(folder):
+    """All that is told of a run and is no time: losses, rates, norms, and where it was validated with what result."""
+    return read_journal(folder / "metrics.jsonl")
+
+
+def last_state(folder):
+    """The bytes of the newest checkpoint's tensors, and what its state says of the position."""
+    path = sorted((folder / "checkpoints").glob("step-*"))[-1]
+    state = json.loads((path / "state.json").read_text())
+    told = {name: state[name] for name in ("step", "epoch", "sampler", "schedule", "random", "journal", "scaler")}
+    return {file.name: file.read_bytes() for file in path.glob("*.safetensors")}, told
+
+
+@pytest.mark.parametrize("precision", get_args(Precision))
+def test_ten_steps_and_fifteen_and_five_are_thirty(configure, watch, tmp_path, build_pairs, precision):
+    """With two loader processes, epochs of two and a half steps, and validations before and after the stops."""
+    changes = {
+        "precision": precision, "dataset": build_pairs(pairs=6, held_out=1), "epochs": 12, "flow__steps": 2,
+        "data__workers": 2, "data__crop": 8, "data__batch_size": 1, "data__accumulation": 2,
+        "validation__every": 4, "validation__crop": 8, "keep_checkpoints": 1, "keep_best": False,
+    }
+    whole = watch()
+    finished = whole.train(configure(run=tmp_path / "whole", **changes))
+    assert finished.status == "done" and whole.steps == list(range(1, 31))
+
+    losses = []
+    for part, (first, last) in enumerate(((1, 10), (11, 25), (26, 30))):
+        torch.manual_seed(part)  # whatever the process drew before
+        watcher = watch(stop_after=last - first + 1 if last < 30 else None)
+        result = watcher.train(configure(**changes))
+        assert watcher.steps == list(range(first, last + 1)) and result.status == ("stopped" if last < 30 else "done")
+        losses += watcher.losses
+    assert losses == whole.losses
+    assert result.refiner.read_bytes() == finished.refiner.read_bytes()
+    tensors, told = last_state(result.folder)
+    assert (tensors, told) == last_state(finished.folder)
+    assert len(tensors) == 3 and told["step"] == 30 and told["sampler"] == {"micro_step": 60} and told["epoch"] == 12
+    assert history(result.folder) == history(finished.folder)
+    validated = [line["step"] for line in history(result.folder) if "validation/loss" in line]
+    assert validated == [4, 8, 12, 16, 20, 24, 28]
+
+
+def test_nothing_in_a_run_draws_from_the_generators_of_torch(configure, watch, whole_run):
+    """So that there is no state of them to keep: moved at every step, they change nothing, and are not moved."""
+
+    class Restless(watch):
+        def on_step(self, step, *given):
+            super().on_step(step, *given)
+            assert step == 1 or torch.equal(torch.get_rng_state(), self.left)
+            torch.rand(step)
+            self.left = torch.get_rng_state()
+
+    result = Restless().train(configure())
+    assert result.refiner.read_bytes() == whole_run[0].refiner.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"sampler": {"micro_step": 99}}, "goes on with batch 99, and this version of the program with 5"),
+        ({"schedule": {"learning_rate": 0.5}}, "goes on with learning rate 0.5, and this version of the program with"),
+    ],
+)
+def test_a_checkpoint_from_which_this_program_would_go_on_otherwise_is_refused(configure, watch, change, said):
+    watch(stop_after=5).train(configure())
+    rewrite_state(configure().run, 5, change)
+    with pytest.raises(BadInput, match=f"The checkpoint of step 5 {said}"):
+        watch().train(configure())
+    assert load_newest(configure().run / "checkpoints")[0].step == 5
+
+
+def rewrite_state(folder, step, change):
+    path = folder / "checkpoints" / f"step-{step:08d}"
+    (path / "state.json").write_text(json.dumps({**json.loads((path / "state.json").read_text()), **change}))
+    (path / "SHA256SUMS").unlink()
+    seal(path)
+
+
+def test_other_conditions_are_told_and_not_called_equal(configure, watch):
+    watch(stop_after=5).train(configure())
+    made = load_newest(configure().run / "checkpoints")[0].state["made_with"]
+    rewrite_state(configure().run, 5, {"made_with": {**made, "torch": "1.0", "threads": 7}})
+    second = watch(stop_after=1)
+    second.train(configure())
+    assert (
+        "Resumed at step 5 of 12; under other conditions (threads 7 -> 1, torch 1.0 -> "
+        f"{torch.__version__}), so its last bits may differ from an uninterrupted run's."
+    ) in second.messages
+
+
+def test_a_history_with_a_gap_is_told(configure, watch, whole_run):
+    watch(stop_after=5).train(configure())
+    metrics = configure().run / "metrics.jsonl"
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:2]))
+    second = watch()
+    result = second.train(configure())
+    # five steps and the validation at the fourth
+    said = "metrics.jsonl lacks 4 of the 6 lines up to this step: the curves of this run will have a gap."
+    assert said in second.messages
+    assert result.refiner.read_bytes() == whole_run[0].refiner.read_bytes()
+
+
+@pytest.mark.parametrize("keep_best", [True, False])
+def test_the_checkpoint_of_the_lowest_validation_loss_is_kept(configure, watch, monkeypatch, keep_best):
+    """Also where it was validated between two checkpoints; the validation losses are made to rise after step 3."""
+    from training.journal import Journal
+
+    write = Journal.write
+
+    def rising(self, step, **values):
+        write(self, step, **{name: abs(step - 3) if name == "validation/loss" else v for name, v in values.items()})
+
+    monkeypatch.setattr(Journal, "write", rising)
+    config = configure(validation__every=3, keep_checkpoints=1, keep_best=keep_best)
+    watch(stop_after=7).train(config)
+    assert watch().train(config).status == "done"
+    kept = ["step-00000003", "step-00000012"] if keep_best else ["step-00000012"]
+    assert sorted(os.listdir(config.run / "checkpoints")) == kept
 
 
 def test_loader_workers_change_nothing(configure, watch, whole_run):

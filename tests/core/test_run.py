@@ -14,6 +14,7 @@ from training.data.shards import RefinerDataset
 from training.errors import BadInput
 from training.journal import read as read_journal
 from training.optim.schedule import warmup_cosine
+from training.plan import make_plan
 from training.refiner import flow
 from training.refiner.file import load_meta, load_refiner
 from training.refiner.model import Refiner
@@ -407,3 +408,15 @@ def test_half_precision_trains_float32_weights(configure, watch, precision, whol
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
     assert all(tensor.isfinite().all() for tensor in weights.values())
     assert any(precision in choice for choice in result.report["choices"])
+
+
+@pytest.mark.parametrize("batch, said", [(8, False), (12, False), (16, True), (4096, True)])
+def test_a_batch_far_too_large_for_the_dataset_is_remarked_on(dataset, configure, batch, said):
+    """Eight pairs of one size: 8 fit exactly, 12 repeat half of them, 16 all of them."""
+    config = configure(data__batch_size=batch)
+    source = BatchSource(dataset, batch_size=batch, seed=config.seed)
+    choices = make_plan(config, source.data, source.per_epoch).choices
+    found = [choice for choice in choices if choice.startswith(f"batch_size {batch} is large for this dataset")]
+    assert len(found) == said
+    if said:
+        assert f"an epoch draws {batch} samples where 8 would do" in found[0]

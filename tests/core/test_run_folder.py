@@ -122,6 +122,14 @@ def test_a_configuration_that_is_none_is_refused_in_one_sentence(copy, configure
     assert (folder / "refiner.safetensors").read_bytes() == whole
 
 
+def test_a_kill_while_a_run_begins_does_not_make_its_folder_a_stranger(configure, watch):
+    folder = configure().run
+    folder.mkdir(parents=True)
+    (folder / ".lock").touch()
+    (folder / "config.json.partial").write_text('{"ide')
+    assert watch().train(configure(epochs=1, **BRIEF)).status == "done"
+
+
 def test_a_finished_run_is_used_again_where_nothing_can_be_written(copy, configure, watch, monkeypatch):
     def refuse(*_):
         raise PermissionError(13, "Permission denied")

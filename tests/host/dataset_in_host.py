@@ -208,6 +208,27 @@ def vae_dtype_is_part_of_the_recipe():
     return folders
 
 
+def precision_of_an_encoder_is_part_of_the_recipe():
+    build, request = pack(f"{building}.build").build_dataset, pack(f"{building}.request").BuildRequest
+    source, progress = pack(f"{building}.sources").DegradeBase("resize", 2.0), pack("nodes.host.progress").NodeProgress
+    select = pack("nodes.host.precision.vae").select_vae_precision
+    images = torch.rand(3, 64, 64, 3, generator=torch.Generator().manual_seed(0))
+    built = {}
+    for encoder, decoder, factor in (
+        ("default", "default", 1), ("bf16", "default", 1), ("default", "bf16", 1), ("default", "bf16", 1.5),
+        ("bf16", "default", 1),
+    ):
+        state = {k: v.clone() for k, v in VAE.first_stage_model.state_dict().items()}
+        state["taesd_encoder.0.weight"] *= factor
+        vae = select(comfy.sd.VAE(sd=state, dtype=torch.float32), encoder, decoder).vae
+        result = build(request(source, "halves", vae=vae, images=images), progress(None, 1))
+        index = pack("training.data.index").read_index(result.folder)[0]
+        built[f"{len(built)} {encoder} {decoder} {factor}"] = [
+            Path(result.folder).name, result.report.split()[0], index["vae"]["dtype"],
+        ]
+    return built
+
+
 write_results(
     {
         check.__name__: check
@@ -222,6 +243,7 @@ write_results(
             contexts_have_one_length_and_repeating_changes_nothing,
             missing_keys_are_named,
             vae_dtype_is_part_of_the_recipe,
+            precision_of_an_encoder_is_part_of_the_recipe,
         )
     }
 )

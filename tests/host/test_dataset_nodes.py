@@ -277,6 +277,13 @@ def test_video_latents_are_refused(host):
 # ------------------------------------------------------------------------------------------------------ again, or anew
 
 
+def pad(path, size):
+    """Bring a picture to a length in bytes: what follows its end is read by nobody."""
+    assert path.stat().st_size <= size, "saved larger than before: take another picture"
+    with open(path, "ab") as file:
+        file.write(bytes(size - path.stat().st_size))
+
+
 def test_same_again_is_reused_and_any_change_builds_anew(host, folder):
     def build(**inputs):
         return host.run(prompt("again", folder=folder.name, **inputs))
@@ -289,11 +296,14 @@ def test_same_again_is_reused_and_any_change_builds_anew(host, folder):
     assert "build" in build().cached  # nothing changed on the disk since: the host need not ask again
     assert len(datasets(host, "again")) == 1
 
-    # An edited picture of the same size on the disk: a pixel, with the file's length kept.
+    # An edited picture of the same size, and with its time kept (as rsync does it): a pixel.
     data = bytearray((folder / "aaa.png").read_bytes())
     picture = Image.open(folder / "aaa.png")
     picture.putpixel((3, 3), (255, 0, 255))
-    picture.save(folder / "aaa.png")
+    before = (folder / "aaa.png").stat()
+    picture.save(folder / "aaa.png", optimize=True)
+    pad(folder / "aaa.png", before.st_size)
+    os.utime(folder / "aaa.png", ns=(before.st_atime_ns, before.st_mtime_ns))
     assert report(build()).startswith("Built")
     assert len(datasets(host, "again")) == 2
     (folder / "aaa.png").write_bytes(data)
@@ -318,10 +328,12 @@ def test_deleted_or_damaged_dataset_is_built_again(host, folder):
     assert build().startswith("Built")
     assert json.loads((first / "index.json").read_text()) == index  # the same inputs give the same dataset
     shard = first / "shard-00000.safetensors"
-    shard.write_bytes(shard.read_bytes()[:-100])
-    said = build()
-    assert said.startswith("Built") and "build it again" in said and "moved to" in said
-    assert json.loads((first / "index.json").read_text()) == index
+    whole = shard.read_bytes()
+    for damaged in (whole[:-100], whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:]):  # cut, and a flipped bit
+        shard.write_bytes(damaged)
+        said = build()
+        assert said.startswith("Built") and "build it again" in said and "moved to" in said
+        assert json.loads((first / "index.json").read_text()) == index and shard.read_bytes() == whole
 
 
 # ------------------------------------------------------------------------------------------------------------ bad input

@@ -107,3 +107,11 @@ def test_vae_dtype_is_part_of_the_recipe(check):
     (first, said), (second, again), (third, other) = check
     assert (said, again, other) == ("Built", "Reused", "Built")
     assert first == second != third
+
+
+def test_precision_of_an_encoder_is_part_of_the_recipe(check):
+    """Also of one that is shared with its source, while only the decoder's copy belongs to the VAE that came in."""
+    folders, said, dtypes = zip(*check.values(), strict=True)
+    assert said == ("Built", "Built", "Built", "Built", "Reused")
+    assert len(set(folders)) == 4 and folders[1] == folders[4]
+    assert dtypes == ("float32", "bfloat16", "float32", "float32", "bfloat16")

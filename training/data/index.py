@@ -78,7 +78,7 @@ def read_index(folder: str | Path, *, verify: bool = False) -> tuple[dict, tuple
         raise BadInput(f"{INDEX} of the dataset {folder} was changed after the dataset was built: build it again.")
     try:
         for shard in index["shards"]:
-            _check_shard(folder, shard["name"], shard["bytes"], shard["sha256"] if verify else None)
+            check_shard(folder, shard["name"], shard["bytes"], shard["sha256"] if verify else None)
         pairs = tuple(Pair(**{field.name: entry[field.name] for field in fields(Pair)}) for entry in index["pairs"])
     except (KeyError, TypeError) as error:
         raise BadInput(f"{INDEX} of the dataset {folder} lacks a field that it must have: {error}.") from error
@@ -87,6 +87,26 @@ def read_index(folder: str | Path, *, verify: bool = False) -> tuple[dict, tuple
         if pair.shard not in known:
             raise BadInput(f"{INDEX} of the dataset {folder} names a shard that it does not list: {pair.shard!r}.")
     return index, pairs
+
+
+def check_shard(folder: Path, name: str, size: int, sha256: str | None) -> None:
+    """BadInput unless a shard is there, with its size and, where `sha256` is given, its content."""
+    # An index from elsewhere must not lead the reader out of its own folder.
+    if not isinstance(name, str) or not name or Path(name).name != name or "\\" in name:
+        raise BadInput(f"{INDEX} of the dataset {folder} names a shard that is not a plain file name: {name!r}.")
+    path = folder / name
+    if not path.is_file():
+        raise BadInput(f"The dataset {folder} lacks its file {name}.")
+    found = path.stat().st_size
+    if found != size:
+        raise BadInput(
+            f"The file {name} of the dataset {folder} must have {size} bytes and has {found}: build it again."
+        )
+    if sha256 is not None and sha256_file(path) != sha256:
+        raise BadInput(
+            f"The file {name} of the dataset {folder} is damaged, its SHA-256 is not the one in {INDEX}: delete the "
+            "folder, and build it again."
+        )
 
 
 def check_latent(latent: dict) -> None:
@@ -117,19 +137,3 @@ def _parse(folder: Path) -> dict:
     if not isinstance(index, dict) or index.get("format") != FORMAT:
         raise BadInput(f"The folder {folder} is not a dataset: its {INDEX} does not say format {FORMAT!r}.")
     return index
-
-
-def _check_shard(folder: Path, name: str, size: int, sha256: str | None) -> None:
-    # An index from elsewhere must not lead the reader out of its own folder.
-    if not isinstance(name, str) or not name or Path(name).name != name or "\\" in name:
-        raise BadInput(f"{INDEX} of the dataset {folder} names a shard that is not a plain file name: {name!r}.")
-    path = folder / name
-    if not path.is_file():
-        raise BadInput(f"The dataset {folder} lacks its file {name}.")
-    found = path.stat().st_size
-    if found != size:
-        raise BadInput(
-            f"The file {name} of the dataset {folder} must have {size} bytes and has {found}: build it again."
-        )
-    if sha256 is not None and sha256_file(path) != sha256:
-        raise BadInput(f"The file {name} of the dataset {folder} is damaged: its SHA-256 is not the one in {INDEX}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shutil
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from ..errors import BadInput
+from ..whole_file import sync_folder
 
 try:
     import fcntl
@@ -23,7 +23,8 @@ DISK_FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 class StagedFolder:
     """`<parent>/.<name>.partial` until `commit()`, `<parent>/<name>` after it, nothing after `discard()`.
 
-    What a killed process left behind is cleared away; a folder that a living one is still writing is refused.
+    What a killed process left behind is cleared away, under this name or another; a folder that a living one is still
+    writing is refused.
 
     Raises:
         BadInput: the final folder exists, cannot be made, or is being written by another run.
@@ -40,6 +41,7 @@ class StagedFolder:
             raise BadInput(f"Cannot make the folder {self.final.parent}: {error.strerror or error}.") from error
         try:
             self._clear_abandoned()
+            _clear_abandoned_siblings(self.final.parent)
             self.path.mkdir()
             self._lock = open(self.path / LOCK, "wb")  # noqa: SIM115 (stays open while the folder is hidden)
             _try_lock(self._lock)
@@ -62,11 +64,11 @@ class StagedFolder:
         """Give the folder its final name, in one step of the file system."""
         self._refuse_existing()
         try:
-            _sync_folder(self.path)
+            sync_folder(self.path)
             if fcntl is None:  # Windows renames no folder that has an open file
                 self._release(self.path)
             os.replace(self.path, self.final)
-            _sync_folder(self.final.parent)
+            sync_folder(self.final.parent)
         except OSError as error:
             raise self._sentence(error, "the finished folder", 0) from error
         # On POSIX the lock outlives the rename: without it, another run could take the whole folder for abandoned.
@@ -142,6 +144,20 @@ def hold_lock(path: Path) -> IO[bytes] | None:
     return file
 
 
+def _clear_abandoned_siblings(parent: Path) -> None:
+    """Remove what killed processes left under other names. Where it cannot be told whether one lives, it stays."""
+    for folder in parent.glob(".*.partial"):
+        try:
+            if fcntl is None:
+                (folder / LOCK).unlink()
+            else:
+                with open(folder / LOCK, "r+b") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # held, no folder of ours, or a disk without locks
+            continue
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _try_lock(file) -> None:
     """Take the lock or raise BlockingIOError; on a file system without locks, go on without one."""
     if fcntl is None:
@@ -152,13 +168,3 @@ def _try_lock(file) -> None:
         raise
     except OSError:
         pass
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename itself durable, where the system can: Windows and some network disks sync no folders."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -171,7 +171,7 @@ def _recipe(request: BuildRequest, facts: dict[str, Fact]) -> str:
 
 
 def _reuse(folder: Path, progress: NodeProgress) -> BuildResult:
-    data = RefinerDataset.open(folder)
+    data = RefinerDataset.open(folder, verify=True)  # a damaged one is built again here, and would stop a training
     sheet, report = folder / _SHEET_FILE, folder / _REPORT_FILE
     if not (sheet.is_file() and report.is_file()):
         raise BadInput(f"The dataset {folder} lacks its contact sheet or report.")

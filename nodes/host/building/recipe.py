@@ -29,6 +29,9 @@ def recipe_hash(recipe: dict[str, Any]) -> str:
 def folder_state(folder: Path) -> str:
     """Digest of the names, sizes and times of the pictures and captions under a folder.
 
+    The time of the entry's last change (ctime) is among them, since tools that keep the other one (rsync, archives) can
+    put an edited picture of the same size in its place.
+
     Cheap enough to ask at every prompt; it decides whether a node runs again, while the recipe looks at the contents.
     """
     digest = hashlib.sha256()
@@ -41,7 +44,8 @@ def folder_state(folder: Path) -> str:
                     status = os.stat(path)
                 except OSError:
                     continue
-                digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(errors="surrogateescape"))
+                times = f"{status.st_mtime_ns}\0{status.st_ctime_ns}"
+                digest.update(f"{path}\0{status.st_size}\0{times}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 

@@ -245,6 +245,21 @@ def test_what_a_killed_process_left_does_not_stand_in_the_way(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
+def test_what_a_killed_build_of_another_recipe_left_goes_and_what_a_living_one_writes_stays(tmp_path):
+    program = "import os, sys; from training.data.staging import StagedFolder\n"
+    program += "StagedFolder(sys.argv[1]).write('shard-00000.safetensors', b'half'); os._exit(9)"
+    root = Path(__file__).resolve().parents[3]
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "killed")], cwd=root, check=False)
+    assert (tmp_path / ".killed.partial").is_dir()
+    (tmp_path / ".notes.partial").mkdir()  # somebody else's
+    with writer_for(tmp_path / "living") as living:
+        living.add(*pair(), **GIVEN)
+        with writer_for(tmp_path / "data") as writer:
+            writer.add(*pair(), **GIVEN)
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".living.partial", ".notes.partial", "data"]
+    assert RefinerDataset.open(tmp_path / "living", verify=True).train == [0]
+
+
 def test_opening_something_else_says_what_is_wrong(build, tmp_path):
     with pytest.raises(BadInput, match="There is no dataset folder"):
         RefinerDataset.open(tmp_path / "missing")
@@ -304,9 +319,12 @@ def test_a_flipped_bit_is_found_when_asked_to_verify(build):
     damaged = bytearray(shard.read_bytes())
     damaged[-1] ^= 1
     shard.write_bytes(damaged)
-    RefinerDataset.open(folder)
+    data = RefinerDataset.open(folder)
     with pytest.raises(BadInput, match="shard-00000.safetensors .* is damaged"):
         RefinerDataset.open(folder, verify=True)
+    with pytest.raises(BadInput, match="shard-00000.safetensors .* is damaged"):
+        data.verify()
+    data.verify(should_stop=lambda: True)  # whoever wants to stop does not wait for it
 
 
 def test_a_shard_whose_header_is_damaged_is_named_when_read(build):

@@ -1,0 +1,71 @@
+"""Checkpoints written while training goes on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+from . import checkpoint as checkpoints
+from .checkpoint import Checkpoint
+
+_LOG = logging.getLogger("ref2v")
+
+
+class BackgroundSaver:
+    """Copies the state to the CPU at once, and writes it from a thread of its own.
+
+    As a context manager it waits for the last checkpoint whatever ends the block. A checkpoint that could not be
+    written is a BadInput out of the next `check`, `wait` or `save`, or at the end of the block; where the block ends
+    with another exception, that one goes on and the checkpoint's goes to the log.
+
+    Args:
+        folder: where the checkpoints are.
+        keep: how many of the newest stay.
+    """
+
+    def __init__(self, folder: Path, keep: int):
+        self.folder, self.keep = folder, keep
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+        self._last_step: int | None = None
+
+    def save(self, checkpoint: Checkpoint, best: int | None = None) -> None:
+        """Begin to write a checkpoint; `best` is the step whose checkpoint is kept too. Waits for the one before."""
+        self.wait()  # one copy of the state at a time: a slow disk must not fill the memory
+        if checkpoint.step == self._last_step:
+            return
+        self._last_step = checkpoint.step
+        self._thread = threading.Thread(target=self._write, args=(checkpoint.snapshot(), best), name="checkpoint")
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise what the last checkpoint failed with, if it did so by now."""
+        if self._thread is None or not self._thread.is_alive():
+            self.wait()
+
+    def wait(self) -> None:
+        """Until the last checkpoint is whole. BadInput where it could not be written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error, self._last_step = self._error, None, None
+            raise error
+
+    def __enter__(self) -> BackgroundSaver:
+        return self
+
+    def __exit__(self, kind, error, traceback) -> None:
+        try:
+            self.wait()
+        except Exception as late:
+            if kind is None:
+                raise
+            _LOG.warning("%s", late)
+
+    def _write(self, checkpoint: Checkpoint, best: int | None) -> None:
+        try:
+            checkpoints.save(self.folder, checkpoint, self.keep, best)
+        except Exception as error:  # raised again where training can hear it
+            self._error = error

@@ -1,0 +1,76 @@
+"""Micro-batches from loader processes, and what goes wrong in one of them told where it can be heard."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from ..errors import BadInput, TrainingFailed
+from .batches import BatchSource
+from .prefetch import prefetched
+
+__all__ = ["batches"]
+
+
+def batches(source: BatchSource, first: int, workers: int, device: torch.device) -> Iterator[dict[str, Any]]:
+    """Micro-batches from the absolute index `first` on, without end, on the device.
+
+    Without loader processes a thread reads ahead. Closing the iterator ends its processes, or its thread. What goes wrong with a batch is raised in its place, whether it was read in
+    another process or here: a BadInput as it was, anything else as TrainingFailed with its kind and message.
+    """
+    loader = DataLoader(
+        _Carrying(source),
+        batch_size=None,
+        sampler=range(first, first + 2**40),
+        num_workers=workers,
+        pin_memory=device.type == "cuda",
+        persistent_workers=False,
+        generator=torch.Generator(),  # else the loader draws its workers' seed from the caller's random numbers
+    )
+    for batch in loader if workers else prefetched(loader):
+        if isinstance(batch, _Failure):
+            raise batch.as_error()
+        yield {k: v.to(device, non_blocking=True) if torch.is_tensor(v) else v for k, v in batch.items()}
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """An exception on its way between processes."""
+
+    index: int
+    kind: str
+    message: str
+    told: bool  # a BadInput, whose message is a sentence already
+    trace: str
+
+    def as_error(self) -> Exception:
+        if self.told:
+            return BadInput(self.message)
+        error = TrainingFailed(
+            f"Batch {self.index} could not be read: {self.kind}: {' '.join(self.message.split())}; the checkpoints "
+            "before it are kept."
+        )
+        error.__cause__ = RuntimeError(self.trace)
+        return error
+
+
+class _Carrying(Dataset):
+    """Gives what its source gives; an exception as a value, for torch would wrap its message in a traceback."""
+
+    def __init__(self, source: BatchSource):
+        self.source = source
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> dict[str, Any] | _Failure:
+        try:
+            return self.source[index]
+        except Exception as error:
+            kind = type(error).__name__
+            return _Failure(index, kind, str(error), isinstance(error, BadInput), traceback.format_exc())
