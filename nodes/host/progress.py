@@ -13,7 +13,7 @@ import comfy.utils
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["NodeProgress", "interrupted", "raise_if_interrupted", "stop_as_interrupted"]
+__all__ = ["NodeProgress", "interrupted", "raise_if_interrupted", "show_text", "stop_as_interrupted"]
 
 _LOG = logging.getLogger("ref2v")
 _PREVIEW_PIXELS = 512  # longest side of a preview picture; the host shrinks what is larger
@@ -37,6 +37,13 @@ def stop_as_interrupted() -> NoReturn:
     """End the node as the host does it, whoever took the request away meanwhile."""
     raise_if_interrupted()
     raise comfy.model_management.InterruptProcessingException()
+
+
+def show_text(node_id: str | None, line: str) -> None:
+    """Show a line of text on a node, which may have finished. It replaces the one before."""
+    server = getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)
+    if server is not None and node_id is not None:
+        server.send_progress_text(line, node_id, server.client_id)
 
 
 class NodeProgress:
@@ -75,9 +82,7 @@ class NodeProgress:
 
     def text(self, line: str) -> None:
         """Show a line of text on the node (time left, what is being done). It replaces the one before."""
-        server = getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)
-        if server is not None and self.node_id is not None:
-            server.send_progress_text(line, self.node_id, server.client_id)
+        show_text(self.node_id, line)
 
     def message(self, line: str) -> None:
         """A line worth keeping: on the node, and in the host's log."""

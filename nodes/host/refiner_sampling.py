@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ...training.errors import BadInput
+from ...training.precision.guard import FirstBadLayer
 from ...training.refiner import flow
 from ...training.refiner.file import RefinerMeta
-from .finite import FirstBadLayer
 
 __all__ = ["RefinerRun", "ResidualFlowSampling", "check_sampler"]
 

@@ -10,7 +10,8 @@ import comfy.model_patcher
 import torch
 
 from ...training.errors import BadInput
-from .finite import FirstBadLayer
+from ...training.precision.guard import FirstBadLayer
+from .precision.shell import guard_of
 from .private_copy import copy_module
 from .weights import hash_weights
 
@@ -44,8 +45,10 @@ def latent_downscale(vae: Any) -> int:
 
 
 def vae_dtype(vae: Any) -> str:
-    """The precision in which the host runs this VAE, e.g. "float32"."""
-    return str(getattr(vae, "vae_dtype", None)).removeprefix("torch.")
+    """The precision in which this VAE encodes, e.g. "float32"."""
+    module = getattr(vae, "first_stage_model", None)
+    dtype = getattr(module, "ref2v_encode_dtype", None) or getattr(vae, "vae_dtype", None)
+    return str(dtype).removeprefix("torch.")
 
 
 def vae_fingerprint(vae: Any) -> str:
@@ -138,6 +141,8 @@ def copy_vae(vae: Any, dtype: torch.dtype) -> Any:
 
     What the host has rounded away when it loaded the file does not come back.
     """
+    if (guard := guard_of(vae.first_stage_model)) is not None:
+        vae = guard.without(vae)
     private = copy_module(vae.first_stage_model, vae.patcher, dtype)
     return with_module(vae, private, dtype)
 

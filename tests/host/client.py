@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 
-PREVIEW_WITH_METADATA = 4  # BinaryEventTypes in the host's protocol.py
+TEXT, PREVIEW_WITH_METADATA = 3, 4  # BinaryEventTypes in the host's protocol.py
 
 
 class HostDied(RuntimeError):
@@ -47,6 +47,7 @@ class Result:
     outputs: {node id: what the node put in its `ui`}, as in the host's history
     events: every websocket message of this prompt as (type, data), in order
     previews: (node id, encoded image), in order
+    texts: (node id, line of text that it showed), in order
     """
 
     prompt_id: str = ""
@@ -54,6 +55,7 @@ class Result:
     outputs: dict = field(default_factory=dict)
     events: list = field(default_factory=list)
     previews: list = field(default_factory=list)
+    texts: list = field(default_factory=list)
     error: NodeError | None = None
     seconds: float = 0.0
 
@@ -221,7 +223,7 @@ class HostClient:
                 await socket.send_json({"type": "feature_flags", "data": {"supports_preview_metadata": True}})
                 async for message in socket:
                     if message.type == aiohttp.WSMsgType.BINARY:
-                        _read_preview(result, message.data)
+                        _read_binary(result, message.data)
                         continue
                     if message.type != aiohttp.WSMsgType.TEXT:
                         break
@@ -245,9 +247,13 @@ class HostClient:
         raise HostDied(f"The host was lost in the middle of a prompt: {broke}.\n{self.log_tail()}")
 
 
-def _read_preview(result: Result, data: bytes):
-    """Layout: event type, length of the metadata (both big-endian uint32), metadata as JSON, encoded image."""
+def _read_binary(result: Result, data: bytes):
+    """Layout: event type, length of what follows (both big-endian uint32), then metadata as JSON and an encoded image,
+    or a node's id and a text.
+    """
     kind, length = struct.unpack_from(">II", data)
+    if kind == TEXT and result.prompt_id:
+        result.texts.append((data[8 : 8 + length].decode(), data[8 + length :].decode()))
     if kind == PREVIEW_WITH_METADATA:
         metadata = json.loads(data[8 : 8 + length])
         if metadata.get("prompt_id") == result.prompt_id:

@@ -21,10 +21,11 @@ from ....training.errors import BadInput
 from ....training.precision.dtypes import dtype_name
 from ....training.precision.policy import VAE_DECODER, VAE_ENCODER, automatic
 from ....training.precision.settle import DEFAULT, settle
-from ..private_copy import LOADED_STATE, copy_module
+from ..private_copy import copy_module
 from ..vae import class_name, copy_vae, refuse_empty, with_module
+from .shell import at_dtype, bare_copy, guard_of, half_dtype, to_dtype, with_doors
 
-__all__ = ["SelectedVAE", "remember_loader", "select_vae_precision"]
+__all__ = ["SelectedVAE", "half_in_float32", "remember_loader", "select_vae_precision"]
 
 # class of the VAE's module -> children that encode, children that decode
 _FAMILIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -93,6 +94,9 @@ def select_vae_precision(vae: Any, encoder: str = DEFAULT, decoder: str = DEFAUL
     a VAE that cannot be split or copied.
     """
     refuse_empty(vae)
+    if (guard := guard_of(vae.first_stage_model)) is not None:  # it goes around the VAE in its new dtypes
+        selected = select_vae_precision(guard.without(vae), encoder, decoder)
+        return replace(selected, vae=guard.around(selected.vae))
     origin = _origin(vae)
     if encoder == decoder == DEFAULT:
         chose = f"encoder {dtype_name(origin.encoder)}, decoder {dtype_name(origin.decoder)}"
@@ -121,6 +125,17 @@ def select_vae_precision(vae: Any, encoder: str = DEFAULT, decoder: str = DEFAUL
 def remember_loader(vae: Any, encoder: torch.dtype, decoder: torch.dtype) -> None:
     """Note on a VAE that our loader has just read, in FP32, what "default" means for it and for all made of it."""
     vae.first_stage_model.ref2v_origin = _Origin(None, encoder, decoder)
+
+
+def half_in_float32(vae: Any, half: str) -> Any:
+    """A VAE whose `half`, "encoder" or "decoder", runs in FP32 on the best weights at hand; the other half is for
+    nobody's use. Raises BadInput with the reason where it cannot be made.
+    """
+    origin = _origin(vae)
+    source = origin.weights
+    _refuse_what_cannot_be_copied(source, DEFAULT)
+    kept = source.vae_dtype if _halves(source.first_stage_model) is not None else torch.float32
+    return _made(origin, *((torch.float32, kept) if half == "encoder" else (kept, torch.float32)))
 
 
 # ------------------------------------------------------------------------------------------------- what was asked for
@@ -199,7 +214,7 @@ def _made(origin: _Origin, first: torch.dtype, second: torch.dtype) -> Any:
 
 def _split(source: Any, first: torch.dtype, second: torch.dtype, halves: tuple[tuple[str, ...], ...]) -> Any:
     root, patcher = source.first_stage_model, source.patcher
-    private = _bare_copy(root, patcher)
+    private = bare_copy(root, patcher, _split_class(type(root)))
     private.ref2v_encode_dtype, private.ref2v_decode_dtype = first, second
     dtypes = {name: dtype for names, dtype in zip(halves, (first, second), strict=True) for name in names}
     shared = {}
@@ -214,8 +229,8 @@ def _split(source: Any, first: torch.dtype, second: torch.dtype, halves: tuple[t
     private.__dict__.update(shared)
     # FP32 outside of the halves: nothing is rounded on the way to them.
     new = with_module(source, private, torch.float32)
-    new.memory_used_encode = _at(source.memory_used_encode, first)
-    new.memory_used_decode = _at(source.memory_used_decode, second)
+    new.memory_used_encode = at_dtype(source.memory_used_encode, first)
+    new.memory_used_decode = at_dtype(source.memory_used_decode, second)
     if shared:
         new.get_sd = lambda: _whole_state(private, root)
         new.patcher.set_model_patch(_SharedWeights(patcher), "ref2v_shared_weights")
@@ -229,44 +244,14 @@ def _whole_state(private: torch.nn.Module, root: torch.nn.Module) -> dict[str, t
     return {**root.state_dict(), **private.state_dict()}
 
 
-def _at(memory_used: Callable[..., float], dtype: torch.dtype) -> Callable[..., float]:
-    return lambda shape, _dtype, *args, **kwargs: memory_used(shape, dtype, *args, **kwargs)
-
-
-def _bare_copy(root: torch.nn.Module, patcher: Any) -> torch.nn.Module:
-    """A module like `root` without its children, with its own FP32 copies of the few weights that are `root`'s own."""
-    empty = _split_class(type(root)).__new__(_split_class(type(root)))
-    kept = {key: value for key, value in root.__dict__.items() if key not in LOADED_STATE and key != "device"}
-    empty.__dict__.update(kept)
-    for key, value in kept.items():  # hooks, and what holds parameters, buffers and children
-        if isinstance(value, (dict, set)) and key.startswith("_"):
-            empty.__dict__[key] = type(value)()
-    alone = torch.nn.Module()
-    for name, parameter in root.named_parameters(recurse=False):
-        alone.register_parameter(name, parameter)
-    for name, buffer in root.named_buffers(recurse=False):
-        alone.register_buffer(name, buffer, persistent=name not in root._non_persistent_buffers_set)
-    alone = copy_module(alone, patcher, torch.float32)
-    empty._parameters.update(alone._parameters)
-    empty._buffers.update(alone._buffers)
-    empty._non_persistent_buffers_set.update(alone._non_persistent_buffers_set)
-    return empty
-
-
 @cache
 def _split_class(family: type) -> type:
     """A subclass of the host's own class, of the same name, that casts what comes in at its doors."""
 
-    def casting(name: str, dtype_of: str) -> Callable[..., Any]:
+    def casting(_method: str, half: str, inner: Callable[..., Any]) -> Callable[..., Any]:
         def call(self, x, *args, **kwargs):
-            if torch.is_tensor(x) and x.is_floating_point():
-                x = x.to(getattr(self, dtype_of))
-            return getattr(super(made, self), name)(x, *args, **kwargs)
+            return inner(self, to_dtype(x, half_dtype(self, half)), *args, **kwargs)
 
         return call
 
-    # newer hosts have VAEs that do their own tiling
-    doors = {"encode": "encode", "decode": "decode", "encode_tiled": "encode", "decode_tiled": "decode"}
-    methods = {name: casting(name, f"ref2v_{half}_dtype") for name, half in doors.items() if hasattr(family, name)}
-    made = type(family.__name__, (family,), methods)
-    return made
+    return with_doors(family, casting)

@@ -1,0 +1,176 @@
+"""What is done about a model whose output is not finite: say where it comes from, and stop, go on in FP32, or go on.
+
+While all is finite, the output alone is looked at. Only after a NaN is the same call run once more, with hooks that
+find the layer. MODEL, VAE and CLIP each have a file beside this one that puts the guard around them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import comfy.model_management
+import torch
+from comfy_execution.graph_utils import ExecutionBlocker
+from comfy_execution.utils import get_executing_context
+
+from ....training.errors import BadInput
+from ....training.precision.dtypes import dtype_name
+from ....training.precision.guard import BadLayer, FirstBadLayer, is_finite, tensors
+from ..progress import show_text
+
+__all__ = ["ON_NAN", "REPORT", "RERUN", "STOP", "Call", "Guard", "absent", "beside", "check_room"]
+
+STOP, RERUN, REPORT = "stop", "re-run in FP32", "report only"
+ON_NAN = (STOP, RERUN, REPORT)
+_LOG = logging.getLogger("ref2v")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a module, and how to do it again.
+
+    part: what a person calls the module, given the name of a layer in it ("" where none is known). given: what came in,
+    by the names that a person has for it. again: the same call once more; in_float32: the same with FP32 weights and
+    compute, BadInput where that cannot be had. when: as "at sigma 14.6 (step 1 of 8)".
+    """
+
+    part: Callable[[str], str]
+    module: torch.nn.Module
+    dtype: torch.dtype
+    given: dict[str, Any]
+    again: Callable[[], Any]
+    in_float32: Callable[[], Any]
+    when: str = ""
+
+
+class Guard:
+    """The choice of one NaN Guard node, shared by the models that it guards. `node_id`: where its text is shown."""
+
+    def __init__(self, on_nan: str, node_id: str | None = None) -> None:
+        self.on_nan = on_nan
+        self.node_id = node_id
+        # The work in which a layer was named last, and its dtype: the next steps are alike, and not looked into again.
+        self._told: tuple[Any, torch.dtype] | None = None
+        self._shown: tuple[str, dict[str, str]] = ("", {})  # prompt; what was said first of each part in it
+
+    def __deepcopy__(self, _memo: dict) -> Guard:
+        return self  # the host deep-copies what hangs on a model when it clones it
+
+    def answer(self, call: Call, result: Any) -> Any:
+        """What to go on with instead of `result`, which is not finite. Raises BadInput with one sentence."""
+        spoilt = [name for name, value in call.given.items() if not is_finite(value)]
+        told = self._told is not None and self._told[0] == _working(call) is not None
+        bad = None if spoilt or told else _locate(call)
+        ran_in = self._told[1] if told else (bad and bad.dtype) or call.dtype
+        self._told = (_working(call), ran_in)
+        said = _sentence(call, result, spoilt, bad, ran_in)
+        if self.on_nan == REPORT:
+            if not told:
+                self._tell(f"{said}.", call)
+            return result
+        if self.on_nan == STOP or spoilt:
+            raise BadInput(f"{said}.")
+        if torch.float32 == call.dtype == ran_in:
+            raise BadInput(f"{said}; it runs in FP32 already, so to run it again cannot help.")
+        fixed = self._in_float32(call, said)
+        said = f"{said}. It was run again in FP32, and the work goes on with that."
+        if told:
+            _LOG.warning(said)
+        else:
+            self._tell(said, call)
+        return fixed
+
+    def _in_float32(self, call: Call, said: str) -> Any:
+        host = comfy.model_management
+        try:
+            fixed = call.in_float32()
+        except BadInput as refused:
+            raise BadInput(f"{said}; it could not be run again in FP32: {refused}") from refused
+        except (host.OOM_EXCEPTION, host.InterruptProcessingException):
+            raise  # the host knows what to do
+        except Exception as failure:
+            why = (str(failure).splitlines() or [type(failure).__name__])[0][:200]
+            raise BadInput(f"{said}; to run it again in FP32 failed: {why}") from failure
+        if not is_finite(fixed):
+            raise BadInput(f"{said}; in FP32 it gives {_holds(fixed)} as well.")
+        return fixed
+
+    def _tell(self, line: str, call: Call) -> None:
+        """In the log, and on the node, below what was said there of other parts."""
+        _LOG.warning(line)
+        working = get_executing_context()
+        prompt = "" if working is None else working.prompt_id
+        if self._shown[0] != prompt:
+            self._shown = (prompt, {})
+        self._shown[1][call.part("")] = line
+        show_text(self.node_id, "\n".join(self._shown[1].values()))
+
+
+def _working(call: Call) -> tuple[str, str, str] | None:
+    """Which part is at work, for which node of which prompt; None outside of a graph."""
+    working = get_executing_context()
+    return None if working is None else (working.prompt_id, working.node_id, call.part(""))
+
+
+def _locate(call: Call) -> BadLayer | None:
+    with FirstBadLayer(call.module) as bad:
+        call.again()
+    return bad.found
+
+
+def _sentence(call: Call, result: Any, spoilt: list[str], bad: BadLayer | None, dtype: torch.dtype) -> str:
+    """One sentence, without its full stop."""
+    part = call.part("" if bad is None else bad.name or bad.inside or "")
+    when = f" {call.when}" if call.when else ""
+    if spoilt:
+        return (
+            f"The {part} was given NaN or infinity{when}: the {' and the '.join(spoilt)} that came in held it already, "
+            f"so look at the nodes before"
+        )
+    said = f"The {part} gave {_holds(result)} in {dtype_name(dtype)}{when}"
+    if bad is None:
+        return said
+    said = f"{said}, first in {bad}"
+    if bad.weight_holds.startswith("holds"):
+        return f"{said}, so the file is damaged or lacks it, or a LoRA has spoilt it"
+    return f"{said}; select bf16 or fp32 for it" if bad.overflowed and bad.dtype == torch.float16 else said
+
+
+def _holds(result: Any) -> str:
+    return "NaN" if any(torch.isnan(tensor).any() for tensor in tensors(result)) else "infinity"
+
+
+def absent(sentence: str) -> Any:
+    """For an output of which nothing came in: whoever uses it is not run, and the host shows `sentence` there.
+
+    None would come out as an error of that node's own, such as an attribute that 'NoneType' has not.
+    """
+    return ExecutionBlocker(sentence)
+
+
+def check_room(module: torch.nn.Module) -> None:
+    """BadInput when an FP32 copy of `module` does not fit into the memory that is free."""
+    needed = 4 * sum(weight.numel() for weight in module.parameters())
+    free = comfy.model_management.get_free_memory(torch.device("cpu"))
+    if needed > free:
+        raise BadInput(
+            f"its FP32 copy takes {needed / 2**30:.1f} GiB of memory and {free / 2**30:.1f} GiB are free; choose a "
+            f"finer dtype for it beforehand."
+        )
+
+
+@contextmanager
+def beside(patcher: Any, memory: float) -> Iterator[None]:
+    """Within the block, the model of `patcher` is on its device, with `memory` bytes to work in; afterwards, those are
+    there again that the host had in use.
+    """
+    in_use = comfy.model_management.loaded_models(only_currently_used=True)
+    comfy.model_management.load_models_gpu([patcher], memory_required=memory)
+    try:
+        yield
+    finally:
+        comfy.model_management.load_models_gpu(in_use, memory_required=memory)

@@ -1,0 +1,77 @@
+"""A NaN is named where it comes from, instead of becoming a black picture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comfy_api.latest import io, ui
+
+from ...training.errors import BadInput
+from ..host.precision.guard import ON_NAN, STOP, Guard, absent
+from ..host.precision.guard_clip import guard_clip
+from ..host.precision.guard_model import guard_model
+from ..host.precision.guard_vae import guard_vae
+from ..host.schema import check_choice, declare, node_schema
+
+__all__ = ["NODES"]
+
+_GUARDS = {"model": guard_model, "vae": guard_vae, "clip": guard_clip}
+
+
+class Ref2VNaNGuard(io.ComfyNode):
+    """Says which module and which layer gave NaN or infinity, and why, instead of letting it become a black picture.
+
+    Only the output of each module is looked at, which costs next to nothing. When it is not finite, the same call runs
+    once more to find the layer; then the guard stops with one sentence, runs that module again in FP32, or goes on.
+    Connect any of model, vae and clip; what comes in stays as it is.
+    """
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return node_schema(
+            cls,
+            node_id="Ref2VNaNGuard",
+            display_name="NaN Guard",
+            category="Ref2V/Precision",
+            search_aliases=["black image", "nan", "black picture", "no-half-vae"],
+            inputs=[
+                declare(io.Model.Input, "model", optional=True, tooltip="Its UNet, or other network, is guarded."),
+                declare(io.Vae.Input, "vae", optional=True, tooltip="Its encoder and its decoder are guarded."),
+                declare(io.Clip.Input, "clip", optional=True, tooltip="Its text encoders are guarded."),
+                declare(
+                    io.Combo.Input,
+                    "on_nan",
+                    options=list(ON_NAN),
+                    default=STOP,
+                    tooltip="stop: end with a sentence that names the layer. re-run in FP32: run that module once more "
+                    "in FP32 and go on with what it gives; it stops if that is no better. report only: say it and go "
+                    "on.",
+                ),
+            ],
+            outputs=[
+                # not "model", "vae", "clip": older hosts refuse one id on both sides
+                declare(io.Model.Output, "guarded_model", display_name="model", tooltip="The MODEL, guarded."),
+                declare(io.Vae.Output, "guarded_vae", display_name="vae", tooltip="The VAE, guarded."),
+                declare(io.Clip.Output, "guarded_clip", display_name="clip", tooltip="The CLIP, guarded."),
+            ],
+            hidden=[io.Hidden.unique_id],
+        )
+
+    @classmethod
+    def execute(cls, on_nan: str, model: Any = None, vae: Any = None, clip: Any = None) -> io.NodeOutput:
+        check_choice("on_nan", on_nan, list(ON_NAN))
+        given = {"model": model, "vae": vae, "clip": clip}
+        if all(value is None for value in given.values()):
+            raise BadInput("The NaN Guard has nothing to guard: connect a model, a vae or a clip.")
+        guard = Guard(on_nan, cls.hidden.unique_id)
+        guarded = [
+            absent(f"The NaN Guard got no {name}, so it has none to give: connect one to its input {name}.")
+            if value is None
+            else _GUARDS[name](value, guard)
+            for name, value in given.items()
+        ]
+        names = ", ".join(name for name, value in given.items() if value is not None)
+        return io.NodeOutput(*guarded, ui=ui.PreviewText(f"Guarded: {names}. On NaN: {on_nan}.").as_dict())
+
+
+NODES = [Ref2VNaNGuard]
