@@ -67,6 +67,12 @@ def list_steps(folder: Path) -> list[Path]:
     return sorted(p for p in folder.glob("step-*") if p.is_dir())
 
 
+def kept(folder: Path) -> str:
+    """Which checkpoint a run would go on from, for a sentence: "kept: step-00000360"."""
+    whole = next((path.name for path in reversed(list_steps(folder)) if _is_whole(path)), None)
+    return f"kept: {whole}" if whole else "no checkpoint had been kept yet"
+
+
 def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest whole checkpoint (None where there is none), and a sentence for each one passed over."""
     passed_over = []

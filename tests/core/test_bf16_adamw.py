@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from training.checkpoint import optimizer_tensors, restore_optimizer
+from training.errors import BadInput
 from training.optim.bf16_adamw import BF16AdamW
 from training.optim.noise import Block
 from training.optim.rounding import join
@@ -305,3 +306,14 @@ def test_the_compiled_update_is_the_same_but_for_the_last_places(rounding, momen
         ends.append(torch.cat([p.detach() for p in parameters.values()]))
     assert float((ends[0] != ends[1]).double().mean()) < 0.01
     torch.testing.assert_close(*ends, rtol=2**-6, atol=1e-4)
+
+
+def test_a_machine_that_cannot_compile_is_told_so_in_one_sentence(monkeypatch):
+    def fails(*_):
+        raise torch._dynamo.exc.BackendCompilerFailed(lambda: None, RuntimeError("no C++ compiler\nfound"), None)
+
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: fails)
+    parameters = ones(3)
+    with pytest.raises(BadInput, match="optimizer.compiled: expected .* false trains without it") as caught:
+        walk(ours(parameters, compiled=True), parameters, 1)
+    assert "\n" not in str(caught.value)

@@ -9,6 +9,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
+from ..errors import BadInput
 from .adamw import Moments, Rounding, numbers, update_
 from .noise import Block, block_index, stream_key, wrapped
 
@@ -41,15 +42,16 @@ class BF16AdamW(torch.optim.Optimizer):
                   those of "master", to the bit
     "master"      keeps the weights in float32 as well (14 bytes)
 
-    `moments` "bf16" keeps both moments in bfloat16, stochastically rounded: 4 bytes less. Rounded to nearest, the second
-    moment could not fall: (1 - beta2) of it is less than half of the gap to the next number.
+    `moments` "bf16" keeps both moments in bfloat16, stochastically rounded: 4 bytes less. Rounded to nearest, the
+    second moment could not fall: (1 - beta2) of it is less than half of the gap to the next number.
 
     The noise is a function of `seed`, the step, the parameter's name in `names` and the element's index, so that a
     resumed run and every way to split a tensor round alike. `blocks` gives, by name, where the local piece of a split
     parameter lies. `compiled` fuses the update into one kernel (needs what torch.compile needs; a minute at the first
     step); its results differ in float32's last places.
 
-    Raises ValueError for a parameter of another dtype or without a name.
+    Raises ValueError for a parameter of another dtype or without a name; at its first step BadInput where torch.compile
+    does not work.
     """
 
     def __init__(
@@ -167,10 +169,17 @@ class BF16AdamW(torch.optim.Optimizer):
             update, device = self._compiled, joined["weights"].device
             with_ = torch.tensor(with_, device=device).unbind()
             first, second = (torch.as_tensor(half, dtype=torch.int32, device=device) for half in (first, second))
-        update(
-            joined["weights"], joined.get(_REST.get(rounding)), joined["gradient"],
-            joined["exp_avg"], joined["exp_avg_sq"], with_, first, second, index, rounding,
-        )
+        try:
+            update(
+                joined["weights"], joined.get(_REST.get(rounding)), joined["gradient"],
+                joined["exp_avg"], joined["exp_avg_sq"], with_, first, second, index, rounding,
+            )
+        except torch._dynamo.exc.TorchDynamoException as error:
+            first_line = str(error).strip().partition("\n")[0][:200]
+            raise BadInput(
+                f"optimizer.compiled: expected a machine on which torch.compile works, but it failed ({first_line}); "
+                "false trains without it."
+            ) from error
         if len(pieces) > 1:
             lengths = [len(piece) for piece in pieces]
             for name in joined.keys() - {"gradient"}:

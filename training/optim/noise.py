@@ -43,12 +43,12 @@ def bits_of(index: Tensor, first: Tensor | int, second: Tensor | int) -> Tensor:
     Indices that are 2^32 apart share their bits.
     """
     x = index + first
-    x ^= (x >> 16) & 0xFFFF  # the masks make torch's arithmetic shift a logical one
+    x ^= (x >> 16).bitwise_and_(0xFFFF)  # the masks make torch's arithmetic shift a logical one
     x *= _FIRST
-    x ^= (x >> 15) & 0x1FFFF
+    x ^= (x >> 15).bitwise_and_(0x1FFFF)
     x ^= second
     x *= _SECOND
-    x ^= (x >> 16) & 0xFFFF
+    x ^= (x >> 16).bitwise_and_(0xFFFF)
     return x
 
 

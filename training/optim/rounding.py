@@ -19,7 +19,7 @@ def round_stochastically(x: Tensor, noise: Tensor) -> Tensor:
 
     x: float32; noise: int32 of which the low 16 bits are uniform, the same shape. Returns bfloat16.
     """
-    rounded = (x.view(torch.int32) + (noise & 0xFFFF)).bitwise_and_(_UPPER).view(torch.float32)
+    rounded = (noise & 0xFFFF).add_(x.view(torch.int32)).bitwise_and_(_UPPER).view(torch.float32)
     return torch.where(x.isnan(), x, rounded).to(torch.bfloat16)
 
 
