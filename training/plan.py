@@ -64,7 +64,7 @@ def make_plan(config: TrainConfig, data: RefinerDataset, micro_per_epoch: int) -
     choices.append(_precision_sentence(config))
     choices.append(training_advice(device, size.parameters))
     if config.gradient_checkpointing:
-        choices.append("gradient checkpointing, non-reentrant: less memory, about a third more time")
+        choices.append("gradient checkpointing, non-reentrant: less memory, each forward pass computed twice")
     total_steps = math.ceil(config.epochs * micro_per_epoch / config.data.accumulation)
     return Plan(
         unet=unet,

@@ -402,6 +402,8 @@ def test_half_precision_gives_float32_weights(configure, watch, precision, whole
     # the same course as in float32, but not the same bits: it did compute in half precision
     full = whole_run[1].losses[:4]
     assert watcher.losses != full and watcher.losses == pytest.approx(full, abs=0.05)
+    norms = [journal(folder)[0]["gradient_norm"] for folder in (result.folder, whole_run[0].folder)]
+    assert norms[0] == pytest.approx(norms[1], rel=0.05)  # of the unscaled gradients: what is clipped is their norm
     weights = load_refiner(result.refiner)[0]
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
     assert all(tensor.isfinite().all() for tensor in weights.values())
