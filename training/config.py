@@ -170,7 +170,10 @@ class TrainConfig(Section):
             (values[section] if section else values).pop(name)
         for later in ADDED_LATER:
             section, _, name = later.partition(".")
-            if getattr(getattr(self, section), name) == type(getattr(self, section)).model_fields[name].default:
+            if not name:
+                if not values[section]:
+                    values.pop(section)
+            elif getattr(getattr(self, section), name) == type(getattr(self, section)).model_fields[name].default:
                 values[section].pop(name)
         return values
 
@@ -179,14 +182,15 @@ class TrainConfig(Section):
 
 
 FREE_ON_RESUME = (
-    "dataset", "run", "device", "keep_checkpoints", "gradient_checkpointing", "health", "data.workers",
-    "validation.every", "validation.pictures", "validation.crop",
+    "dataset", "run", "device", "keep_checkpoints", "gradient_checkpointing", "health.skips", "health.scale_floor",
+    "health.leak_watch", "data.workers", "validation.every", "validation.pictures", "validation.crop",
 )
 """Fields that may change between the parts of one run: where things lie, how often one looks and how much memory it
 takes, not what is learnt."""
 
 ADDED_LATER = (
     "flow.min_snr_gamma", "optimizer.decay_all", "optimizer.rounding", "optimizer.moments", "optimizer.compiled",
+    "health",  # of which nothing is part of the identity
 )
 """Fields that came after the first runs: at their defaults they are left out of the identity, which stays theirs."""
 

@@ -115,8 +115,8 @@ def test_where_things_lie_and_how_often_one_looks_is_no_part_of_the_identity():
     )
     assert moved != config() and moved.identity() == config().identity()
     assert set(FREE_ON_RESUME) == {
-        "dataset", "run", "device", "keep_checkpoints", "gradient_checkpointing", "health", "data.workers",
-        "validation.every", "validation.pictures", "validation.crop",
+        "dataset", "run", "device", "keep_checkpoints", "gradient_checkpointing", "health.skips", "health.scale_floor",
+        "health.leak_watch", "data.workers", "validation.every", "validation.pictures", "validation.crop",
     }
 
 

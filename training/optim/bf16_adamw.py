@@ -15,8 +15,9 @@ from .noise import Block, block_index, stream_key, wrapped
 
 __all__ = ["BF16AdamW"]
 
-# Elements updated at once: few enough to stay in a CPU's cache, many enough to fill a GPU. Compiled, it is one pass.
-_CPU_CHUNK, _CHUNK = 2**16, 2**24
+# Elements updated at once. Eager on a CPU, where each operation is a pass of its own: few enough to stay in its cache.
+# Else a large parameter by itself, and small ones joined, since each call costs more than their arithmetic.
+_CPU_CHUNK, _CHUNK, _LARGE = 2**16, 2**22, 2**16
 _REST = {"kahan": "compensation", "master": "master"}
 
 
@@ -132,13 +133,14 @@ class BF16AdamW(torch.optim.Optimizer):
 
     def _chunks(self, parameters: list[nn.Parameter]) -> Iterator[list[_Piece]]:
         """All elements, as lists of pieces. A list is updated before the next one is asked for."""
-        on_cpu = parameters[0].device.type == "cpu"
-        room = most = _CPU_CHUNK if on_cpu and self._compiled is None else _CHUNK
+        in_cache = parameters[0].device.type == "cpu" and self._compiled is None
+        room = most = _CPU_CHUNK if in_cache else _CHUNK
         chunk: list[_Piece] = []
         for parameter in parameters:
-            alone = self.names[parameter] in self.blocks  # its indices take a computation of their own
+            whole = self.names[parameter] in self.blocks  # its indices take a computation of their own
+            whole |= not in_cache and parameter.numel() >= _LARGE
             in_place = parameter.is_contiguous()
-            if chunk and (alone or not in_place):
+            if chunk and (whole or not in_place):
                 yield chunk
                 room, chunk = most, []
             tensors = {k: t.view(-1) for k, t in self.state[parameter].items() if k != "step"}
@@ -149,10 +151,10 @@ class BF16AdamW(torch.optim.Optimizer):
                 if not room:
                     yield chunk
                     room, chunk = most, []
-                stop = count if alone else min(start + room, count)
+                stop = count if whole else min(start + room, count)
                 chunk.append(_Piece(parameter, start, {k: t[start:stop] for k, t in tensors.items()}))
                 room, start = max(room - (stop - start), 0), stop
-            if alone or not in_place:
+            if whole or not in_place:
                 yield chunk
                 room, chunk = most, []
             if not in_place:
