@@ -136,11 +136,15 @@ class BF16AdamW(torch.optim.Optimizer):
         in_cache = parameters[0].device.type == "cpu" and self._compiled is None
         room = most = _CPU_CHUNK if in_cache else _CHUNK
         chunk: list[_Piece] = []
-        for parameter in parameters:
-            whole = self.names[parameter] in self.blocks  # its indices take a computation of their own
-            whole |= not in_cache and parameter.numel() >= _LARGE
-            in_place = parameter.is_contiguous()
-            if chunk and (whole or not in_place):
+
+        def alone(parameter: nn.Parameter) -> bool:
+            # the indices of a piece of a split parameter take a computation of their own
+            large = parameter.numel() >= _LARGE and not in_cache
+            return large or self.names[parameter] in self.blocks or not parameter.is_contiguous()
+
+        for parameter in sorted(parameters, key=alone):  # those that are joined come first, and so stay together
+            whole = alone(parameter)
+            if chunk and whole:
                 yield chunk
                 room, chunk = most, []
             tensors = {k: t.view(-1) for k, t in self.state[parameter].items() if k != "step"}
@@ -154,10 +158,10 @@ class BF16AdamW(torch.optim.Optimizer):
                 stop = count if whole else min(start + room, count)
                 chunk.append(_Piece(parameter, start, {k: t[start:stop] for k, t in tensors.items()}))
                 room, start = max(room - (stop - start), 0), stop
-            if whole or not in_place:
+            if whole:
                 yield chunk
                 room, chunk = most, []
-            if not in_place:
+            if not parameter.is_contiguous():  # the flat weights were a copy
                 parameter.copy_(tensors["weights"].view(parameter.shape))
         if chunk:
             yield chunk
@@ -205,7 +209,8 @@ class BF16AdamW(torch.optim.Optimizer):
             before += len(piece)
         table = torch.tensor([firsts, [second for _, second in keys]], dtype=torch.int32, device=device)
         lengths = torch.tensor([len(piece) for piece in pieces], device=device)
-        return *table.repeat_interleave(lengths, dim=1, output_size=before).unbind(), None
+        piece_of = torch.repeat_interleave(lengths, output_size=before)
+        return table[0][piece_of], table[1][piece_of], None
 
 
 def _join(tensors: list[Tensor]) -> Tensor:
