@@ -85,9 +85,10 @@ class Ref2VTrainRefiner(io.ComfyNode):
                 declare(
                     io.Combo.Input,
                     "precision",
-                    options=["fp32", "bf16", "fp16"],
+                    options=["fp32", "bf16", "fp16", "pure_bf16"],
                     default="fp32",
-                    tooltip="Of the computation; weights stay in float32. bf16 is faster on recent GPUs.",
+                    tooltip="Of the computation; weights stay in float32. bf16 is faster on recent GPUs. pure_bf16 "
+                    "keeps the weights in bfloat16 too and needs less memory.",
                 ),
                 declare(
                     io.Int.Input,

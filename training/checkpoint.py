@@ -99,6 +99,12 @@ def list_steps(folder: Path) -> list[Path]:
     return sorted(p for p in folder.glob("step-*") if re.fullmatch(r"step-\d{8,}", p.name) and p.is_dir())
 
 
+def kept(folder: Path) -> str:
+    """Which checkpoint a run would go on from, for a sentence: "kept: step-00000360"."""
+    whole = next((path.name for path in reversed(list_steps(folder)) if what_is_broken(path, FILES) is None), None)
+    return f"kept: {whole}" if whole else "no checkpoint had been kept yet"
+
+
 def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 

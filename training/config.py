@@ -12,9 +12,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from .errors import BadInput, first_error
+from .optim.adamw import Moments, Rounding
 from .refiner.unet import PRESETS
 
-Precision = Literal["fp32", "bf16", "fp16"]
+Precision = Literal["fp32", "bf16", "fp16", "pure_bf16"]
+MOST_LOW_SUMS = 64  # gradients that add up in bfloat16: the 257th of equal size would change nothing
 
 
 class Section(BaseModel):
@@ -44,6 +46,9 @@ class FlowConfig(Section):
     )
     steps: int = Field(8, ge=1, le=1000, description="sampling steps that the refiner is made for")
     on_grid: float = Field(0.5, ge=0, le=1, description="share of training times on the sampler's own sigmas; 1 = only")
+    min_snr_gamma: float | None = Field(
+        None, gt=0, le=1e6, allow_inf_nan=False, description="gamma of the loss's Min-SNR weighting; none = no weights"
+    )
 
     @field_validator("noise_scale", mode="before")
     @classmethod
@@ -78,6 +83,10 @@ class OptimizerConfig(Section):
     warmup_steps: int = Field(20, ge=0)
     horizon_steps: int | None = Field(None, ge=1, description="steps until the rate is zero; none = the whole run")
     clip_norm: float = Field(1.0, gt=0, description="gradient norm above which gradients are scaled down")
+    decay_all: bool = Field(False, description="let norms and biases decay too")
+    rounding: Rounding = Field("stochastic", description="pure_bf16: what keeps updates below the gap of two numbers")
+    moments: Moments = Field("fp32", description="pure_bf16: AdamW's moments in float32, or stochastically in bfloat16")
+    compiled: bool = Field(False, description="pure_bf16: the update through torch.compile")
 
     @model_validator(mode="after")
     def _betas(self) -> OptimizerConfig:
@@ -92,6 +101,14 @@ class ValidationConfig(Section):
     crop: int | None = Field(128, ge=8, description="side of the measured centre crop in latent cells; none = whole")
 
 
+class HealthConfig(Section):
+    """When a run that goes wrong is ended (training/health.py, leak_watch.py)."""
+
+    skips: int = Field(20, ge=1, description="fp16: steps in a row that the loss scaler may skip")
+    scale_floor: float = Field(1.0, ge=0, description="fp16: smallest loss scale; at 0 it would write NaN into weights")
+    leak_watch: bool = Field(True, description="end the run when its memory grows all the time")
+
+
 class TrainConfig(Section):
     """A whole run. `dataset` and `run` are folders; nothing of them enters the trained file's bytes."""
 
@@ -102,13 +119,33 @@ class TrainConfig(Section):
     data: DataConfig = DataConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     validation: ValidationConfig = ValidationConfig()
+    health: HealthConfig = HealthConfig()
     epochs: int = Field(8, ge=1, le=100_000)
     ema_decay: float = Field(0.999, ge=0, lt=1)
     precision: Precision = "fp32"
+    gradient_checkpointing: bool = Field(False, description="compute activations twice instead of keeping them")
     device: str = Field("auto", description="auto = the first GPU, else the CPU")
     seed: int = Field(0, ge=0, lt=2**63)
     keep_checkpoints: int = Field(2, ge=1)
     keep_best: bool = Field(True, description="keep the checkpoint of the lowest validation loss beside the newest")
+
+    @model_validator(mode="after")
+    def _options_of_pure_bf16(self) -> TrainConfig:
+        if self.precision == "pure_bf16":
+            if self.data.accumulation > MOST_LOW_SUMS:
+                raise ValueError(
+                    f"data.accumulation must be at most {MOST_LOW_SUMS} with precision pure_bf16, where gradients add "
+                    f"up in bfloat16; got {self.data.accumulation}"
+                )
+            return self
+        for name in ("rounding", "moments", "compiled"):
+            value = getattr(self.optimizer, name)
+            if value != OptimizerConfig.model_fields[name].default:
+                raise ValueError(
+                    f"optimizer.{name} belongs to precision pure_bf16 and would do nothing in {self.precision}; "
+                    f"got {value!r}"
+                )
+        return self
 
     @classmethod
     def parse(cls, text: str) -> TrainConfig:
@@ -132,6 +169,13 @@ class TrainConfig(Section):
         for free in FREE_ON_RESUME:
             section, _, name = free.rpartition(".")
             (values[section] if section else values).pop(name)
+        for later in ADDED_LATER:
+            section, _, name = later.partition(".")
+            if not name:
+                if not values[section]:
+                    values.pop(section)
+            elif getattr(getattr(self, section), name) == type(getattr(self, section)).model_fields[name].default:
+                values[section].pop(name)
         return values
 
     def to_json(self) -> str:
@@ -139,10 +183,18 @@ class TrainConfig(Section):
 
 
 FREE_ON_RESUME = (
-    "dataset", "run", "device", "keep_checkpoints", "keep_best", "data.workers", "validation.every",
-    "validation.pictures", "validation.crop",
+    "dataset", "run", "device", "keep_checkpoints", "keep_best", "gradient_checkpointing", "health.skips",
+    "health.scale_floor", "health.leak_watch", "data.workers", "validation.every", "validation.pictures",
+    "validation.crop",
 )
-"""Fields that may change between the parts of one run: where things lie and how often one looks, not what is learnt."""
+"""Fields that may change between the parts of one run: where things lie, how often one looks and how much memory it
+takes, not what is learnt."""
+
+ADDED_LATER = (
+    "flow.min_snr_gamma", "optimizer.decay_all", "optimizer.rounding", "optimizer.moments", "optimizer.compiled",
+    "health",  # of which nothing is part of the identity
+)
+"""Fields that came after the first runs: at their defaults they are left out of the identity, which stays theirs."""
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:

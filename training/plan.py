@@ -11,11 +11,12 @@ from pydantic import ValidationError
 from .config import TrainConfig
 from .data.shards import RefinerDataset
 from .errors import BadInput, first_error
+from .precision.advice import training_advice
 from .refiner import flow
 from .refiner.size import Size, check_size
 from .refiner.unet import UNetConfig, preset
 
-AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16, "pure_bf16": None}
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,11 @@ class Plan:
     size: Size
     device: torch.device
     autocast: torch.dtype | None
-    use_scaler: bool
+    weights: torch.dtype  # of the network in training; the averaged one is float32
     s: float
     c_v: float
+    residual_rms: float
+    min_snr_gamma: float | None
     sigmas: list[float]  # the run's own sampling times, the final 0 included
     on_grid: float
     micro_per_epoch: int
@@ -58,15 +61,10 @@ def make_plan(config: TrainConfig, data: RefinerDataset, micro_per_epoch: int) -
     choices.append(size.sentence())
     s, sigmas, on_grid = choose_flow(config, data, choices)
     device = choose_device(config, choices)
-    autocast = AUTOCAST[config.precision]
-    choices.append(
-        {
-            "fp32": "fp32: every operation in float32",
-            "bf16": "bf16 autocast: convolutions and matrices in bfloat16, weights, norms and loss in float32; "
-            "its range is float32's, so no loss scaling",
-            "fp16": "fp16 autocast with loss scaling: float16 gradients below 6e-8 would vanish without it",
-        }[config.precision]
-    )
+    choices.append(_precision_sentence(config))
+    choices.append(training_advice(device, size.parameters))
+    if config.gradient_checkpointing:
+        choices.append("gradient checkpointing, non-reentrant: less memory, each forward pass computed twice")
     drawn, there = micro_per_epoch * config.data.batch_size, len(data.train) * config.data.repeats
     if drawn >= 2 * there:
         choices.append(
@@ -79,10 +77,12 @@ def make_plan(config: TrainConfig, data: RefinerDataset, micro_per_epoch: int) -
         unet=unet,
         size=size,
         device=device,
-        autocast=autocast,
-        use_scaler=autocast is torch.float16,
+        autocast=AUTOCAST[config.precision],
+        weights=torch.bfloat16 if config.precision == "pure_bf16" else torch.float32,
         s=s,
         c_v=flow.velocity_scale(data.residual_rms, s),
+        residual_rms=data.residual_rms,
+        min_snr_gamma=config.flow.min_snr_gamma,
         sigmas=sigmas,
         on_grid=on_grid,
         micro_per_epoch=micro_per_epoch,
@@ -90,6 +90,21 @@ def make_plan(config: TrainConfig, data: RefinerDataset, micro_per_epoch: int) -
         horizon=config.optimizer.horizon_steps or total_steps,
         choices=choices,
     )
+
+
+def _precision_sentence(config: TrainConfig) -> str:
+    if config.precision == "pure_bf16":
+        optimizer = config.optimizer
+        return (
+            "pure_bf16: weights, gradients and activations in bfloat16; AdamW computes in float32 and rounds once "
+            f"({optimizer.rounding}, moments {optimizer.moments}); the averaged weights are float32"
+        )
+    return {
+        "fp32": "fp32: every operation in float32",
+        "bf16": "bf16 autocast: convolutions and matrices in bfloat16, weights, norms and loss in float32; "
+        "its range is float32's, so no loss scaling",
+        "fp16": "fp16 autocast with loss scaling: float16 gradients below 6e-8 would vanish without it",
+    }[config.precision]
 
 
 def choose_unet(config: TrainConfig, data: RefinerDataset, choices: list[str]) -> UNetConfig:
@@ -134,6 +149,11 @@ def choose_flow(config: TrainConfig, data: RefinerDataset, choices: list[str]) -
     if rms == 0:
         raise BadInput("Dataset: expected base latents that differ from their targets, but every pair is identical.")
     s = rms if config.flow.noise_scale == "auto" else float(config.flow.noise_scale)
+    gamma = config.flow.min_snr_gamma
+    if gamma is not None and s == 0:
+        raise BadInput("flow.min_snr_gamma: expected a noise scale above 0, got 0: without noise the SNR is infinite.")
+    if gamma is not None:
+        choices.append(f"Min-SNR weighting t^2 min(SNR(t), {gamma:g}); it gives t = 1 the weight 0")
     if s == 0:
         choices.append("noise scale 0: one-shot mode, trained at t = 1 only and sampled in one step")
         return 0.0, [1.0, 0.0], 1.0

@@ -37,6 +37,7 @@ def write(
     seconds: float,
     steps_here: int,
     held_out: bool,
+    watched: dict[str, Any],
 ) -> dict[str, Any]:
     """Write report.json, loss.png and grid.png into the run's folder; returns the report."""
     _, losses = journal.series("loss")
@@ -65,6 +66,8 @@ def write(
             "first_loss": losses[0] if losses else None,  # None where somebody deleted metrics.jsonl
             "last_loss": sum(losses[-20:]) / len(losses[-20:]) if losses else None,
         },
+        # the times that it was trained on, the loss scaler's history, the memory over the steps
+        "watched": watched,
         # without held-out pairs the figures are those of pairs that the refiner was trained on, and say so
         "evaluation": {
             "on": "held-out pairs" if held_out else "training pairs (none were held out)",

@@ -24,22 +24,25 @@ from .checkpoint import Checkpoint
 from .config import TrainConfig
 from .data.batches import BatchSource
 from .data.loading import batches as load_batches
-from .data.seeds import seeded_generator
 from .data.shards import RefinerDataset
-from .errors import TrainingFailed
 from .evaluate import Evaluation, evaluate
+from .health import StepHealth
 from .journal import Journal
+from .leak_watch import LeakWatch, memory_of
+from .objective import batch_loss
+from .optim.build import build_optimizer
 from .optim.ema import EMA
 from .optim.schedule import warmup_cosine
+from .origin import find_origin
 from .plan import Plan, make_plan
-from .refiner import flow
+from .precision.guard import FirstBadLayer
+from .precision.scaling import needs_scaler
 from .refiner.file import RefinerMeta, save_refiner
 from .refiner.model import Refiner
 from .refiner.unet import build_unet
 from .resume import loop_state, refuse_other_position, resumed_sentences
 from .run_folder import RunFolder, this_run
-
-SKIPS_IN_A_ROW = 20  # fp16: the scaler halves its scale at each; 20 halvings of 65536 leave 0.06, which helps nobody
+from .times import TimesHistogram
 
 
 class Observer(Protocol):
@@ -114,13 +117,16 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to move
             torch.manual_seed(config.seed)
             net = build_unet(plan.unet)
-        net.to(plan.device).train()
+        torch.nn.Module.to(net, plan.device, plan.weights).train()  # diffusers' own `to` warns of an empty list
         ema = EMA(net, config.ema_decay)
+        if config.gradient_checkpointing:
+            net.enable_gradient_checkpointing()  # diffusers passes use_reentrant=False
     refiner = Refiner(net, plan.s, plan.c_v, plan.autocast)
     parameters = dict(net.named_parameters())
-    groups = _decay_groups(parameters, config.optimizer.weight_decay)
-    optimizer = torch.optim.AdamW(groups, betas=config.optimizer.betas, fused=True)  # one kernel instead of ten
-    scaler = torch.amp.GradScaler(plan.device.type, enabled=plan.use_scaler)
+    optimizer = build_optimizer(config.optimizer, parameters, config.seed)
+    scaled = needs_scaler(plan.autocast or plan.weights, (parameter.dtype for parameter in parameters.values()))
+    scaler = torch.amp.GradScaler(plan.device.type, enabled=scaled)
+    health, times = StepHealth(config.health, optimizer, scaler), TimesHistogram(plan.grid)
     step, seconds = 0, 0.0
     run = this_run(config, data.content_hash)
     found, said = checkpoints.take_up(folder.checkpoints, run, net.state_dict())
@@ -131,6 +137,8 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         ema.load_state_dict(found.ema)
         checkpoints.restore_optimizer(optimizer, parameters, found.optimizer)
         scaler.load_state_dict(found.state["scaler"])
+        health.restore(found.state.get("health", {}))
+        times.restore(found.state.get("times", {}))
         step, seconds = found.step, found.state["seconds"]
     resumed, found = found.state if found else None, None  # its tensors are as large as the network's own
 
@@ -144,6 +152,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         epoch = plan.epoch_of(step, config.data.accumulation)
         place = loop_state(epoch=epoch, seed=config.seed, journal=journal, device=plan.device, **next_up())
         state = {"run": run, "seconds": seconds, "scaler": scaler.state_dict(), **place}
+        state |= {"health": health.state(), "times": times.state()}
         tensors = checkpoints.optimizer_tensors(optimizer, names)
         best = journal.best("validation/loss") if config.keep_best else None
         saver.save(Checkpoint(step, net.state_dict(), ema.state_dict(), tensors, state), best)
@@ -155,13 +164,29 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         observer.on_message(message)
         return RunResult("stopped", folder.path, folder.refiner, {}, message)
 
+    def replay(scale: float) -> str:
+        """What went wrong first in the step at hand, by taking it once more."""
+
+        def backward() -> None:
+            with closing(load_batches(source, next_up()["micro_step"], 0, plan.device)) as again:
+                for _ in range(config.data.accumulation):
+                    objective, _ = batch_loss(refiner, plan, next(again), config.seed)
+                    (objective / config.data.accumulation * scale).backward()
+
+        return find_origin(net, backward, FirstBadLayer)
+
+    def kept() -> str:
+        saver.wait()
+        return checkpoints.kept(folder.checkpoints)
+
     if resumed:
         refuse_other_position(resumed, **next_up())
     batches = load_batches(source, next_up()["micro_step"], config.data.workers, plan.device)
     saver = BackgroundSaver(folder.checkpoints, config.keep_checkpoints)
     every = config.validation.every or max(1, round(plan.micro_per_epoch / config.data.accumulation))
     show_every = max(1, plan.total_steps // 40)
-    sample_picture, skipped, started, began_at = None, 0, time.monotonic(), step
+    watch = LeakWatch(lambda: memory_of(plan.device) if config.health.leak_watch else {})
+    sample_picture, started, began_at = None, time.monotonic(), step
     with (
         folder.failures_told(lambda: (step, plan.total_steps)), closing(batches),
         closing(Journal(folder.path, step)) as journal, saver,
@@ -188,28 +213,21 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
                 group["lr"] = rate
             total = 0.0
             for _ in range(config.data.accumulation):
-                loss = _loss(refiner, plan, next(batches), config.seed) / config.data.accumulation
-                scaler.scale(loss).backward()
-                total += float(loss.detach())
+                objective, loss = batch_loss(refiner, plan, next(batches), config.seed, times)
+                scaler.scale(objective / config.data.accumulation).backward()
+                total += float(loss / config.data.accumulation)
             scaler.unscale_(optimizer)
             norm = float(torch.nn.utils.clip_grad_norm_(parameters.values(), config.optimizer.clip_norm))
-            finite = _isfinite(total) and _isfinite(norm)
-            skipped = 0 if finite else skipped + 1
-            if not _isfinite(total) or (skipped and not plan.use_scaler) or skipped >= SKIPS_IN_A_ROW:
-                raise TrainingFailed(
-                    f"Step {step + 1}: expected a finite loss and gradient, got loss {total:g}, gradient norm {norm:g}"
-                    f"{f' {skipped} times in a row' if skipped > 1 else ''}; the checkpoints before it are kept."
-                )
-            scaler.step(optimizer)
-            scaler.update()
+            taken = health.take(step + 1, total, norm, replay, kept)
             optimizer.zero_grad()
-            if finite:
+            if taken:
                 ema.update(step)
             before, step = step, step + 1
 
-            journal.write(step, loss=total, learning_rate=rate, gradient_norm=norm)
+            journal.write(step, loss=total, learning_rate=rate, gradient_norm=norm, **health.journalled())
             seconds += time.monotonic() - started
             started = time.monotonic()
+            watch.look(step)
             observer.on_step(step, plan.total_steps, total, _eta(seconds, step, plan.total_steps))
             if observer.pictures and step % show_every == 0:
                 show_sample = sample_picture is not None and (step // show_every) % 2 == 1
@@ -231,6 +249,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         report = reports.write(
             folder.path, config, plan, data, journal, measured,
             seconds=seconds, steps_here=step - began_at, held_out=bool(data.held_out),
+            watched={"times": times.as_json(), "loss_scale": health.state(), "memory": watch.summary()},
         )
         message = f"Trained {plan.total_steps} steps ({config.epochs} epochs) in {seconds:.0f} s."
         folder.set_status("done", step, plan.total_steps, message)
@@ -241,32 +260,9 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
 # ---- the parts of it --------------------------------------------------------------------------------------------
 
 
-def _loss(refiner: Refiner, plan: Plan, batch: dict[str, Any], seed: int) -> torch.Tensor:
-    """Mean loss of one micro-batch; its noise and times depend on (seed, absolute micro-step) alone."""
-    z, b = batch["z"], batch["b"]
-    generator = seeded_generator(seed, "noise", int(batch["index"]))
-    e = torch.randn(z.shape, generator=generator).to(z.device)
-    t = flow.draw_times(len(z), plan.grid, plan.on_grid, generator).to(z.device)
-    condition = {name: batch[name] for name in ("context", "pooled") if name in batch}
-    if "context" not in condition:
-        condition["context"] = torch.zeros(len(z), 1, plan.unet.context_dim, device=z.device)
-    if plan.unet.pooled_dim:
-        condition.setdefault("pooled", torch.zeros(len(z), plan.unet.pooled_dim, device=z.device))
-        condition["time_ids"] = batch["time_ids"]
-    output = refiner.output(flow.state(z, b, e, t, plan.s), b, t, condition)
-    return flow.loss_per_sample(output, flow.velocity(z, b, e, plan.s), plan.c_v).mean()
-
-
 def _rate(config: TrainConfig, plan: Plan, step: int) -> float:
     """The learning rate of the step that follows `step` finished ones."""
     return config.optimizer.learning_rate * warmup_cosine(step, config.optimizer.warmup_steps, plan.horizon)
-
-
-def _decay_groups(parameters: dict[str, torch.nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Decay pulls matrices and kernels towards zero; norms and biases have no reason to go there."""
-    kernels = [p for p in parameters.values() if p.ndim > 1]
-    others = [p for p in parameters.values() if p.ndim <= 1]
-    return [{"params": kernels, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
 
 
 def _empty_conditioning(data: RefinerDataset, plan: Plan) -> dict[str, torch.Tensor]:
@@ -331,10 +327,6 @@ def _validate(refiner, ema, plan, data, config, step, journal, folder, should_st
     path.parent.mkdir(exist_ok=True)
     picture.save(path)
     return picture
-
-
-def _isfinite(value: float) -> bool:
-    return value - value == 0
 
 
 def _eta(seconds: float, step: int, total: int) -> float:

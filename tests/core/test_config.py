@@ -34,6 +34,8 @@ def config(**changes):
         ("flow.noise_scale", "much"),
         ("flow.steps", 0),
         ("flow.on_grid", 1.1),
+        ("flow.min_snr_gamma", 0),
+        ("flow.min_snr_gamma", float("inf")),
         ("data.batch_size", 0),
         ("data.accumulation", 0),
         ("data.repeats", 0),
@@ -49,6 +51,10 @@ def config(**changes):
         ("optimizer.warmup_steps", -1),
         ("optimizer.horizon_steps", 0),
         ("optimizer.clip_norm", 0),
+        ("optimizer.rounding", "nearest"),
+        ("optimizer.moments", "fp8"),
+        ("health.skips", 0),
+        ("health.scale_floor", -1),
         ("validation.every", -1),
         ("validation.pictures", -1),
         ("validation.crop", 1),
@@ -108,12 +114,45 @@ def test_where_things_lie_and_how_often_one_looks_is_no_part_of_the_identity():
         keep_best=False,
         data={"workers": 3},
         validation={"every": 5, "pictures": 0, "crop": None},
+        gradient_checkpointing=True,
+        health={"skips": 3, "scale_floor": 0.5, "leak_watch": False},
     )
     assert moved != config() and moved.identity() == config().identity()
     assert set(FREE_ON_RESUME) == {
-        "dataset", "run", "device", "keep_checkpoints", "keep_best", "data.workers", "validation.every",
-        "validation.pictures", "validation.crop",
+        "dataset", "run", "device", "keep_checkpoints", "keep_best", "gradient_checkpointing", "health.skips",
+        "health.scale_floor", "health.leak_watch", "data.workers", "validation.every", "validation.pictures",
+        "validation.crop",
     }
+
+
+def test_fields_that_came_later_leave_the_identity_of_earlier_runs_as_it_was():
+    """A run that was begun before them goes on; what is learnt differently is another run."""
+    known = config().identity()
+    assert set(known["optimizer"]) == {
+        "learning_rate", "betas", "weight_decay", "warmup_steps", "horizon_steps", "clip_norm",
+    }
+    assert set(known["flow"]) == {"noise_scale", "steps", "on_grid"}
+    assert "gradient_checkpointing" not in known and "health" not in known
+    for section, field, value in [
+        ("flow", "min_snr_gamma", 5.0), ("optimizer", "decay_all", True), ("optimizer", "rounding", "kahan"),
+        ("optimizer", "moments", "bf16"), ("optimizer", "compiled", True),
+    ]:
+        low, changed = config(precision="pure_bf16"), config(precision="pure_bf16", **{section: {field: value}})
+        assert differences(low.identity(), changed.identity()) == [f"{section}.{field} None -> {value!r}"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("field, value", [("rounding", "kahan"), ("moments", "bf16"), ("compiled", True)])
+def test_an_option_of_pure_bf16_is_refused_where_it_would_do_nothing(precision, field, value):
+    with pytest.raises(BadInput, match=f"optimizer.{field} belongs to precision pure_bf16 .* in {precision}; got"):
+        config(precision=precision, optimizer={field: value})
+    assert getattr(config(precision="pure_bf16", optimizer={field: value}).optimizer, field) == value
+
+
+def test_gradients_that_add_up_in_bfloat16_are_few():
+    assert config(precision="bf16", data={"accumulation": 65}).data.accumulation == 65
+    with pytest.raises(BadInput, match="data.accumulation must be at most 64 with precision pure_bf16, .* got 65"):
+        config(precision="pure_bf16", data={"accumulation": 65})
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,13 @@ def test_validation_changes_nothing(configure, watch, whole_run):
     assert result.refiner.read_bytes() == whole_run[0].refiner.read_bytes()
 
 
-@pytest.mark.parametrize("changes", [{"data__accumulation": 3}, {"precision": "bf16"}, {"data__crop": 12}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data__accumulation": 3}, {"precision": "bf16"}, {"data__crop": 12}, {"precision": "pure_bf16"},
+        {"precision": "pure_bf16", "optimizer__rounding": "kahan", "optimizer__moments": "bf16"},
+    ],
+)
 def test_other_ways_to_train_resume_exactly_too(configure, watch, tmp_path, changes):
     changes |= {"validation__pictures": 0, "epochs": 2}
     whole = watch().train(configure(run=tmp_path / "whole", **changes))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from training.checkpoint import load_newest
 from training.config import TrainConfig
 from training.data.batches import BatchSource
 from training.data.seeds import seeded_generator
@@ -147,8 +148,6 @@ def test_the_observer_is_told_every_step_and_shown_pictures(whole_run):
 
 
 def test_the_file_holds_the_averaged_weights_and_the_constants_of_the_flow(whole_run, dataset):
-    from training.checkpoint import load_newest
-
     result, _ = whole_run
     weights, empty, meta = load_refiner(result.refiner)
     newest, _ = load_newest(result.folder / "checkpoints")
@@ -396,18 +395,23 @@ def test_crops_too_small_for_ssim_do_not_end_a_run(configure, watch):
     assert math.isfinite(result.report["evaluation"]["measures"]["base"]["psnr"])
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_half_precision_trains_float32_weights(configure, watch, precision, whole_run):
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "pure_bf16"])
+def test_half_precision_gives_float32_weights(configure, watch, precision, whole_run):
     watcher = watch()
     result = watcher.train(configure(precision=precision, optimizer__horizon_steps=12, **BRIEF))
     assert result.status == "done" and all(math.isfinite(loss) for loss in watcher.losses)
     # the same course as in float32, but not the same bits: it did compute in half precision
     full = whole_run[1].losses[:4]
     assert watcher.losses != full and watcher.losses == pytest.approx(full, abs=0.05)
+    norms = [journal(folder)[0]["gradient_norm"] for folder in (result.folder, whole_run[0].folder)]
+    assert norms[0] == pytest.approx(norms[1], rel=0.05)  # of the unscaled gradients: what is clipped is their norm
     weights = load_refiner(result.refiner)[0]
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
     assert all(tensor.isfinite().all() for tensor in weights.values())
-    assert any(precision in choice for choice in result.report["choices"])
+    assert any(choice.startswith(precision) for choice in result.report["choices"])
+    kept = load_newest(result.folder / "checkpoints")[0].weights
+    trained_in = torch.bfloat16 if precision == "pure_bf16" else torch.float32
+    assert {tensor.dtype for tensor in kept.values()} == {trained_in}
 
 
 @pytest.mark.parametrize("batch, said", [(8, False), (12, False), (16, True), (4096, True)])

@@ -74,10 +74,16 @@ def test_fp16_skips_a_step_that_overflows_and_gives_up_after_twenty(configure, w
 
     spoil_loss(monkeypatch, 1, OneBad.apply)
     watcher = watch()
-    with pytest.raises(TrainingFailed, match="Step 20: .* 20 times in a row"):
-        watcher.train(configure(precision="fp16", data__batch_size=1, data__crop=8, **BRIEF))
-    kept = load_newest(configure().run / "checkpoints")[0]
+    config = configure(precision="fp16", data__batch_size=1, data__crop=8, health__scale_floor=0, **BRIEF)
+    with pytest.raises(TrainingFailed, match="Step 20: .*20 steps in a row were skipped") as caught:
+        watcher.train(config)
+    assert str(caught.value).endswith("kept: step-00000016.")
+    assert "the gradient of the loss itself" in str(caught.value)
+    assert status(config.run)["state"] == "failed" and status(config.run)["message"] == str(caught.value)
+    kept = load_newest(config.run / "checkpoints")[0]
     assert len(watcher.steps) == 19 and kept.step == 16
+    assert kept.state["health"]["skipped"] == kept.state["health"]["in_a_row"] == 16
+    assert [scale for _, scale in kept.state["health"]["history"]] == [65536 / 2**k for k in range(1, 17)]
     assert not kept.weights["conv_out.weight"].any()  # not one of those steps moved a weight
     assert not kept.ema["conv_out.weight"].any()
 

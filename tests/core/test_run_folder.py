@@ -177,7 +177,7 @@ def test_a_fault_that_nobody_foresaw_is_not_hidden_but_told_in_the_status(config
     def fail(*_, **__):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    monkeypatch.setattr(run, "_loss", fail)
+    monkeypatch.setattr(run, "batch_loss", fail)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         watch().train(configure(**BRIEF))
     assert RunFolder(configure().run).status()["state"] == "failed"

@@ -53,6 +53,16 @@ def loss_per_sample(output: Tensor, v: Tensor, c_v: float) -> Tensor:
     return (output.float() - v.float() / c_v).square().flatten(1).mean(1)
 
 
+def min_snr_weight(t: Tensor, s: float, residual_rms: float, gamma: float) -> Tensor:
+    """t^2 min(SNR(t), gamma), with SNR(t) = ((1 - t) sigma_r / (t s))^2 and sigma_r = RMS(z - b). [B] -> [B]
+
+    Given the base, the state is b + (1 - t)(z - b) + t s e: the residual is the signal. Min-SNR (Hang et al. 2023,
+    arXiv:2303.09556) weighs the error of z by min(SNR, gamma); the error of v is 1 / t of it. s must be above 0.
+    """
+    signal = ((1 - t) * (residual_rms / s)).square()  # = t^2 SNR, which needs no division by t
+    return torch.minimum(signal, gamma * t.square())
+
+
 def sigmas(steps: int) -> Tensor:
     """The steps + 1 times that a sampler of `steps` steps walks: 1, 1 - 1/steps, ..., 1/steps, 0. [steps + 1]
 

@@ -1,0 +1,45 @@
+"""Which times a run was trained on: for the report, where they can be compared with the sigmas of the sampler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["TimesHistogram"]
+
+BINS = 20
+
+
+class TimesHistogram:
+    """Counts training times: on each of the run's own sigmas, and in 20 equal parts of (0, 1] those beside them."""
+
+    def __init__(self, grid: Tensor):
+        self.grid = grid.float()
+        self.on_grid = torch.zeros(len(grid), dtype=torch.int64)
+        self.beside = torch.zeros(BINS, dtype=torch.int64)
+
+    def add(self, t: Tensor) -> None:
+        """t: [B] in (0, 1], on the CPU."""
+        same = t[:, None] == self.grid
+        self.on_grid += same.sum(0)
+        other = t[~same.any(1)]
+        bins = ((other * BINS).ceil().long() - 1).clamp(0, BINS - 1)
+        self.beside += torch.bincount(bins, minlength=BINS)
+
+    def state(self) -> dict[str, Any]:
+        """As JSON, for a checkpoint."""
+        return {"on_grid": self.on_grid.tolist(), "beside": self.beside.tolist()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The inverse of `state`; of a checkpoint without one, or for another grid, nothing was counted."""
+        if len(state.get("on_grid", [])) == len(self.grid) and len(state.get("beside", [])) == BINS:
+            self.on_grid, self.beside = (torch.tensor(state[name]) for name in ("on_grid", "beside"))
+
+    def as_json(self) -> dict[str, dict[str, int]]:
+        """For the report: count at each sigma, and count of the others up to each upper edge."""
+        return {
+            "on_sigmas": {f"{t:g}": count for t, count in zip(self.grid.tolist(), self.on_grid.tolist(), strict=True)},
+            "beside_them_up_to": {f"{(k + 1) / BINS:g}": count for k, count in enumerate(self.beside.tolist())},
+        }
