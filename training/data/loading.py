@@ -20,8 +20,8 @@ __all__ = ["batches"]
 def batches(source: BatchSource, first: int, workers: int, device: torch.device) -> Iterator[dict[str, Any]]:
     """Micro-batches from the absolute index `first` on, without end, on the device.
 
-    Without loader processes a thread reads ahead. Closing the iterator ends it, or them. What goes wrong with a batch is
-    raised in its place, whether it was read in another process or here: a BadInput as it was, anything else as
+    Without loader processes a thread reads ahead; closing the iterator ends it, or them. What goes wrong with a batch
+    is raised in its place, whether it was read in another process or here: a BadInput as it was, anything else as
     TrainingFailed with its kind and message.
     """
     loader = DataLoader(
