@@ -166,6 +166,16 @@ def test_an_overflow_in_fp16_is_seen_in_the_fp32_run_alone():
     assert both.layers["1"].own["bf16"].not_finite == 0
 
 
+def test_the_minus_infinity_of_an_attention_mask_is_no_overflow():
+    class Masked(torch.nn.Module):
+        def forward(self, x, mask):
+            return torch.softmax(x + mask, -1)
+
+    mask = torch.zeros(4, 4).masked_fill(torch.ones(4, 4).triu(1).bool(), torch.finfo(torch.float32).min)
+    audit = audit_module(Masked(), (torch.randn(4, 4, generator=torch.Generator().manual_seed(0)), mask))
+    assert faults(audit) == {} and audit.layers[""].largest < 10
+
+
 class Cancels(torch.nn.Module):
     """Adds a large number and takes it away again: what is small is gone in a short dtype."""
 

@@ -29,6 +29,7 @@ from .measures import FP16_LARGEST, Errors
 __all__ = ["SAMPLE", "Audit", "Layer", "audit_module", "copy_in_dtype"]
 
 SAMPLE = 4096  # elements of each output that are compared between two whole runs
+_INFINITE = 1e38  # attention masks write minus infinity as the most negative number; it is meant to be infinite
 _TENTH = 0.1  # a norm that keeps its eps is closer than that where eps counts; one that loses it is 0.41 off, or NaN
 
 
@@ -280,10 +281,10 @@ def _try(action: Callable[[], Any]) -> Any:
 
 
 def _magnitudes(x: Tensor) -> tuple[float, int, int, int]:
-    """(largest finite magnitude, number of values, over FP16's limit, becoming 0 in FP16)"""
+    """(largest magnitude, number of values, over FP16's limit, becoming 0 in FP16)"""
     size = x.detach().float().abs()
-    finite = size[torch.isfinite(size)]
-    largest = float(finite.max()) if finite.numel() else 0.0
+    size = size[size < _INFINITE]
+    largest = float(size.max()) if size.numel() else 0.0
     half = torch.finfo(torch.float16).smallest_normal * 2**-10 / 2  # half of its smallest subnormal
     return largest, size.numel(), int((size > FP16_LARGEST).sum()), int(((size > 0) & (size <= half)).sum())
 

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from .audit_report import AuditPart
 from .measures import FP16_LARGEST
-from .verdict import ROUNDING_STEPS
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -60,7 +59,7 @@ def _draw_errors(axes, part: AuditPart) -> None:
             axes.plot(bad, [1.0] * len(bad), "x", color=colour, markersize=7, markeredgewidth=2, label=label)
     smallest = min((torch.finfo(_dtype(name)).eps for name in part.audit.names), default=1.0)
     axes.set(yscale="log", title=part.name, ylabel="relative error", ylim=(smallest / 50, max(2.0, 2 * worst)))
-    axes.set_xlabel(f"module, in the order of the run (own: within {ROUNDING_STEPS} steps of the dtype is rounding)")
+    axes.set_xlabel("module, in the order of the run")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="lower right", ncols=2)
 

@@ -1,9 +1,10 @@
 """What the measured errors mean, in plain words, and the plan that follows from them. Every limit is named here.
 
 Colours. Below 1 in CIEDE2000 an observer does not notice a difference, from 1 to 2 only an experienced one does, from 2
-on an inexperienced one does too (Mokrzycki & Tatol 2011, "Colour difference Delta E - a survey"). Judged by the value
-that one pixel in a hundred passes, so that a few bad places are not averaged away. For scale: rounding a picture to
-8 bits, which every PNG does, costs 58.9 dB by itself (uniform error of 1/255).
+on an inexperienced one does too (Mokrzycki & Tatol 2011, "Colour difference Delta E - a survey"; given for CIELAB
+differences, whose unit CIEDE2000 keeps). Judged by the value that one pixel in a hundred passes, so that a few bad
+places are not averaged away. For scale: rounding to 8 bits, which every PNG does, costs 58.9 dB by itself (an error
+spread evenly over 1/255).
 
 Layers. Rounding a layer's input, weights and output costs about one step of the dtype (`torch.finfo(dtype).eps`). Ten
 steps mean that the layer loses more than rounding explains.
@@ -26,11 +27,12 @@ from .measures import Errors, PictureError
 from .settle import DEFAULT
 
 __all__ = [
-    "LATENT_LIMIT", "NOTICED", "RANGE_LIMIT", "ROUNDING_STEPS", "SEEN", "TEXT_LIMIT", "Choice", "choose", "findings",
-    "keeps", "loses_too_much", "say_picture", "say_tensor", "visible",
+    "LATENT_LIMIT", "NOTICED", "NOT_VISIBLE", "RANGE_LIMIT", "ROUNDING_STEPS", "SEEN", "TEXT_LIMIT", "Choice",
+    "choose", "findings", "keeps", "loses_too_much", "say_picture", "say_tensor", "visible",
 ]  # fmt: skip
 
 NOTICED, SEEN = 1.0, 2.0  # CIEDE2000: an experienced observer notices; everybody does
+NOT_VISIBLE = "not visible by eye"
 EIGHT_BITS = 58.9  # dB
 ROUNDING_STEPS = 10
 RANGE_LIMIT = 0.5  # of the dtype's range: another picture may well double a value
@@ -43,7 +45,7 @@ def visible(error: PictureError) -> str:
     if not error.finite:
         return "NaN or infinity: the picture would be black"
     if error.colour_99 < NOTICED:
-        return "not visible by eye"
+        return NOT_VISIBLE
     if error.colour_99 < SEEN:
         return "only an experienced eye could find it, and only in places"
     if error.colour < NOTICED:

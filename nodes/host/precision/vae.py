@@ -24,7 +24,7 @@ from ....training.precision.settle import DEFAULT, settle
 from ..private_copy import LOADED_STATE, copy_module
 from ..vae import class_name, copy_vae, refuse_empty, with_module
 
-__all__ = ["SelectedVAE", "remember_loader", "select_vae_precision"]
+__all__ = ["SelectedVAE", "remember_loader", "select_vae_precision", "source_to_copy"]
 
 # class of the VAE's module -> children that encode, children that decode
 _FAMILIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -121,6 +121,16 @@ def select_vae_precision(vae: Any, encoder: str = DEFAULT, decoder: str = DEFAUL
 def remember_loader(vae: Any, encoder: torch.dtype, decoder: torch.dtype) -> None:
     """Note on a VAE that our loader has just read, in FP32, what "default" means for it and for all made of it."""
     vae.first_stage_model.ref2v_origin = _Origin(None, encoder, decoder)
+
+
+def source_to_copy(vae: Any) -> Any:
+    """The VAE with the best weights at hand of which `vae` was made, itself if of none. BadInput, with the reason, for
+    one that cannot be copied.
+    """
+    refuse_empty(vae)
+    source = _origin(vae).weights
+    _refuse_what_cannot_be_copied(source, DEFAULT)
+    return source
 
 
 # ------------------------------------------------------------------------------------------------- what was asked for
