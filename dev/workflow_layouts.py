@@ -311,6 +311,34 @@ LAYOUTS: dict[str, Layout] = {
             ),
         ]
     ],
+    "precision_audit": [
+        [
+            Group(
+                "What does each dtype cost here?",
+                [
+                    [
+                        Note(
+                            READ_ME,
+                            "Runs this checkpoint's VAE, CLIP and MODEL in FP32 and in the short dtypes, and says what "
+                            "that costs: in dB, in colour (CIEDE2000), layer by layer. None of them is changed.\n\n"
+                            "**Short of time or memory?** Link only what you want to know about, or a smaller picture. "
+                            "On a CPU choose *bf16* alone: FP16 is many times slower there.\n\n"
+                            "The host's loader may have rounded the VAE already; the report says so. Link *Load VAE "
+                            "(Precision)* to measure the file itself.",
+                            height=310,
+                        ),
+                        Node(2),
+                        Node(1, height=PICTURE),
+                    ],
+                    [Node(3, height=360, width=440)],
+                    [Node(4, height=860, width=700)],
+                ],
+            ),
+        ],
+        [
+            Group("The pictures", [[Node(5, height=560, width=760)], [Node(6, height=560, width=600)]]),
+        ],
+    ],
     "precision_plan": [
         [
             Group(

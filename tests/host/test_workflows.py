@@ -110,6 +110,16 @@ def test_planned_precision_paints_and_says_what_runs_in_what(host, run):
     assert "bf16" in rows["MODEL"] and "fp32" in rows["VAE decoder"] and "bf16" in rows["VAE encoder"], table
 
 
+def test_precision_audit_judges_all_three_models(host, run):
+    result, prompt = run("precision_audit"), api("precision_audit")
+    (text,) = (result.outputs[node]["text"][0] for node in of_type(prompt, "PreviewAny"))
+    for part in ("VAE encoder", "VAE decoder", "CLIP clip_l", "MODEL at sigma"):
+        assert f"\n- {part}" in text and f"**{part}" in text, part
+    assert "bf16 decode: " in text and " dB against FP32" in text
+    (node,) = (node for node in of_type(prompt, "PreviewImage") if prompt[node]["inputs"]["images"][1] == 2)
+    assert len(host.pictures(result, node)) == 4  # encoder, decoder, both, and the model's prediction
+
+
 def thirds(host, result, name: str) -> list[np.ndarray]:
     """Base, refined and original from the picture that shows them side by side."""
     (node,) = of_type(api(name), "PreviewImage")

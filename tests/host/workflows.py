@@ -73,6 +73,11 @@ OVERRIDES: dict[str, dict[str, dict]] = {
         "Ref2VLoadVAE": {"file": VAE},
         "LoadImage": {"image": HELD_OUT_PICTURE},
     },
+    "precision_audit": {
+        "LoadImage": {"image": HELD_OUT_PICTURE},
+        "CheckpointLoaderSimple": {"ckpt_name": MIN},
+        "Ref2VAuditPrecision": {"sigmas": "middle", "dtypes": "bf16"},
+    },
     "train_from_latents": {
         "Targets": {"latent": "workflow_target.latent"},
         "Bases, in the same order": {"latent": "workflow_base.latent"},

@@ -21,7 +21,14 @@ from .shell import guard_of, half_dtype
 from .vae_halves import find_halves, lacking_half
 from .vae_split import is_all_in, split_vae
 
-__all__ = ["SelectedVAE", "half_in_float32", "remember_loader", "select_vae_precision", "vae_dtypes"]
+__all__ = [
+    "SelectedVAE",
+    "half_in_float32",
+    "remember_loader",
+    "select_vae_precision",
+    "source_to_copy",
+    "vae_dtypes",
+]
 
 
 @dataclass(frozen=True)
@@ -115,6 +122,18 @@ def half_in_float32(vae: Any, half: str) -> Any:
     _refuse_what_cannot_be_copied(source)
     kept = source.vae_dtype if find_halves(source.first_stage_model) is not None else torch.float32
     return _made(origin, *((torch.float32, kept) if half == "encoder" else (kept, torch.float32)))
+
+
+def source_to_copy(vae: Any) -> Any:
+    """The VAE with the best weights at hand of which `vae` was made, itself if of none. BadInput, with the reason, for
+    one that cannot be copied.
+    """
+    refuse_empty(vae)
+    if (guard := guard_of(vae.first_stage_model)) is not None:
+        vae = guard.without(vae)
+    source = _origin(vae).weights
+    _refuse_what_cannot_be_copied(source)
+    return source
 
 
 # ------------------------------------------------------------------------------------------------- what was asked for

@@ -1,0 +1,179 @@
+"""The text encoders of a CLIP in short dtypes, stored and computed, on one prompt.
+
+The host stores text encoders in FP16 on most GPUs and computes them in FP32 always. So there are two questions: what a
+shorter storage costs, with the host's FP32 compute over it, and what a shorter compute costs, over the weights as they
+were loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import comfy.model_patcher
+import comfy.sd1_clip
+import torch
+from torch import Tensor
+
+from ....training.errors import BadInput
+from ....training.precision.audit import Audit
+from ....training.precision.audit_report import AuditPart
+from ....training.precision.device import support
+from ....training.precision.dtypes import DTYPES, dtype_name
+from ....training.precision.measures import Errors
+from ....training.precision.verdict import TEXT_LIMIT, Choice, choose, say_tensor
+from ..private_copy import copy_module
+
+__all__ = ["AuditedCLIP", "audit_clip", "runs_of_clip"]
+
+
+@dataclass
+class AuditedCLIP:
+    """What was found. compute: encoder -> the dtype to compute in; differences: (what, [tokens, dim])."""
+
+    parts: list[AuditPart] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    compute: dict[str, Choice] = field(default_factory=dict)
+    storage: dict[str, str] = field(default_factory=dict)  # encoder -> why its storage stays
+    differences: list[tuple[str, Tensor]] = field(default_factory=list)
+
+
+def runs_of_clip(names: tuple[str, ...]) -> int:
+    """Steps of a progress bar."""
+    return 1 + 2 * len(names)
+
+
+def audit_clip(clip: Any, prompt: str, names: tuple[str, ...], seed: int, step: Callable[[str], None]) -> AuditedCLIP:
+    """`step(line)` is called before each run. All runs go through the host's `encode_from_tokens`; the hooks that watch
+    are gone afterwards. Raises BadInput for a CLIP without text encoders that are known, or whose weights are damaged.
+    """
+    encoders = _encoders(clip.cond_stage_model)
+    if not encoders:
+        raise BadInput(f"The clip ({type(clip.cond_stage_model).__name__}) has no text encoder that is known here.")
+    _refuse_dynamic(clip)
+    # an operation of the host casts its weights to its input's dtype, so a layer runs alone as it is
+    audits = {name: Audit(names, in_dtype=lambda layer, _dtype: layer, seed=seed) for name in encoders}
+    found = AuditedCLIP()
+
+    step("CLIP as loaded")
+    with ExitStack() as stack:
+        for name, encoder in encoders.items():
+            stack.enter_context(audits[name].reference(encoder.transformer))
+        reference = _encode(clip, prompt)
+    for name, tensors in reference.items():
+        if not all(torch.isfinite(x).all() for x in tensors):
+            raise BadInput(f"The text encoder {name} gives NaN or infinity as loaded already: its weights are damaged.")
+    parts = {name: AuditPart(f"CLIP {name}", audits[name]) for name in reference}
+    trials: dict[str, dict[str, tuple[bool, str]]] = {name: {} for name in reference}
+    for dtype in names:
+        step(f"CLIP computed in {dtype}")
+        with ExitStack() as stack:
+            for name, encoder in encoders.items():
+                stack.enter_context(_computing(encoder, DTYPES[dtype]))
+                stack.enter_context(audits[name].lowered(dtype, encoder.transformer))
+            low = _encode(clip, prompt)
+        for name, part in parts.items():
+            errors = _compare(low[name], reference[name])
+            said = say_tensor(f"computed in {dtype}", errors, TEXT_LIMIT)
+            part.said.append(said)
+            trials[name][dtype] = (errors.relative <= TEXT_LIMIT, said)
+            found.differences.append((f"{name} computed in {dtype}", _plane(low[name][0] - reference[name][0])))
+        step(f"CLIP stored in {dtype}")
+        _stored(clip, prompt, dtype, encoders, reference, parts)
+    native = {dtype: support(clip.patcher.load_device, DTYPES[dtype]) for dtype in names}
+    for name, part in parts.items():
+        found.parts.append(part)
+        found.compute[name] = choose(trials[name], native, part.layers)
+        held = _storage(encoders[name])
+        found.storage[name] = f"stored as loaded, in {dtype_name(held)}"
+        found.notes.append(f"{name}: loaded in {dtype_name(held)}, computed in FP32 by the host.")
+    return found
+
+
+def _encoders(root: torch.nn.Module) -> dict[str, Any]:
+    return {name: child for name, child in root.named_children() if isinstance(child, comfy.sd1_clip.SDClipModel)}
+
+
+def _refuse_dynamic(clip: Any) -> None:
+    if getattr(clip.patcher, "is_dynamic", lambda: False)():
+        raise BadInput(
+            "The clip is under this host's dynamic VRAM, which casts weights by rules of its own, so what is measured "
+            "would not be what was asked for; start ComfyUI with --disable-dynamic-vram."
+        )
+
+
+def _storage(encoder: Any) -> torch.dtype:
+    """The dtype that most of its weights are kept in."""
+    counts: dict[torch.dtype, int] = {}
+    for weight in encoder.transformer.parameters():
+        counts[weight.dtype] = counts.get(weight.dtype, 0) + weight.numel()
+    return max(counts, key=counts.__getitem__)
+
+
+def _encode(clip: Any, prompt: str) -> dict[str, list[Tensor]]:
+    """What each encoder that took part gives for the prompt: the context, and the pooled output where there is one."""
+    outputs: dict[str, list[Tensor]] = {}
+
+    def note(name: str):
+        def look(_module, _args, output):
+            outputs[name] = [x.detach().float().cpu() for x in output[:2] if torch.is_tensor(x)]
+
+        return look
+
+    handles = [encoder.register_forward_hook(note(name)) for name, encoder in _encoders(clip.cond_stage_model).items()]
+    try:
+        clip.encode_from_tokens(clip.tokenize(prompt), return_pooled=True)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return outputs
+
+
+@contextmanager
+def _computing(encoder: Any, dtype: torch.dtype) -> Iterator[None]:
+    """Within the block, the encoder's transformer computes in `dtype` instead of the host's FP32."""
+
+    def cast(_module, args, kwargs):
+        embeds = kwargs.get("embeds")
+        changed = {"dtype": dtype} if embeds is None else {"dtype": dtype, "embeds": embeds.to(dtype)}
+        return args, {**kwargs, **changed}
+
+    handle = encoder.transformer.register_forward_pre_hook(cast, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _stored(clip: Any, prompt: str, dtype: str, encoders: dict, reference: dict, parts: dict[str, AuditPart]) -> None:
+    """A copy of all encoders in `dtype`, which lives as long as its one run."""
+    if all(_storage(encoder) == DTYPES[dtype] for encoder in encoders.values()):
+        for part in parts.values():
+            part.said.append(f"stored in {dtype}: that is how it was loaded, so nothing is lost by it.")
+        return
+    private = copy_module(clip.cond_stage_model, clip.patcher, DTYPES[dtype])
+    copied = clip.clone()
+    copied.cond_stage_model = private
+    copied.patcher = comfy.model_patcher.ModelPatcher(
+        private, load_device=clip.patcher.load_device, offload_device=clip.patcher.offload_device
+    )
+    copied.patcher.is_clip, copied.patcher.hook_mode = True, clip.patcher.hook_mode
+    copied.patcher.patches = {key: list(patches) for key, patches in clip.patcher.patches.items()}  # LoRA
+    low = _encode(copied, prompt)
+    for name, part in parts.items():
+        part.said.append(say_tensor(f"stored in {dtype}", _compare(low[name], reference[name]), TEXT_LIMIT))
+
+
+def _compare(low: list[Tensor], reference: list[Tensor]) -> Errors:
+    errors = Errors()
+    for one, other in zip(low, reference, strict=True):
+        errors.add(one, other)
+    return errors
+
+
+def _plane(context: Tensor) -> Tensor:
+    """[1, tokens, dim], or several chunks of it -> [3, tokens, dim], to be looked at."""
+    return context.reshape(-1, context.shape[-1]).expand(3, -1, -1)
+

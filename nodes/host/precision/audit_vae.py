@@ -1,0 +1,151 @@
+"""A VAE of the host in FP32 and in short dtypes, on one picture: layer by layer, and as an eye sees the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....training.errors import BadInput
+from ....training.precision.audit import Audit
+from ....training.precision.audit_chart import difference_picture
+from ....training.precision.audit_report import AuditPart
+from ....training.precision.device import support
+from ....training.precision.dtypes import DTYPES, dtype_name
+from ....training.precision.measures import Errors, PictureError, compare_pictures, rescale_error
+from ....training.precision.policy import VAE_DECODER, VAE_ENCODER
+from ....training.precision.verdict import NOT_VISIBLE, Choice, choose, say_picture, visible
+from ..vae import class_name, copy_vae, refuse_empty
+from .vae import source_to_copy
+
+__all__ = ["AuditedVAE", "audit_vae", "frames_of", "runs_of_vae"]
+
+_FRAMES = 9  # of a video VAE: enough for every temporal layer to work
+_LATENT_SIDE = 32  # of the noise that a VAE without an encoder decodes
+
+
+@dataclass
+class AuditedVAE:
+    """What was found. latent: the FP32 one, raw; fine: the FP32 copy, for whoever has more to decode."""
+
+    fine: Any
+    latent: Tensor
+    encodes: bool
+    parts: list[AuditPart] = field(default_factory=list)
+    pictures: list[Tensor] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    choices: dict[str, Choice] = field(default_factory=dict)
+    errors: dict[str, dict[str, PictureError]] = field(default_factory=dict)  # "encoder", "decoder", "both" -> dtype
+
+
+def runs_of_vae(names: tuple[str, ...]) -> int:
+    """Steps of a progress bar."""
+    return 2 + 2 * len(names)
+
+
+def audit_vae(vae: Any, image: Tensor, names: tuple[str, ...], seed: int, step: Callable[[str], None]) -> AuditedVAE:
+    """`image`: [N, H, W, 3] in [0, 1]. `step(line)` is called before each run, to show it, or to stop.
+
+    All runs are on copies, through the host's own encode and decode. The FP32 copy stays while the others come and go,
+    one at a time. Raises BadInput for a VAE that has nothing to do with pictures, or that cannot be copied.
+    """
+    refuse_empty(vae)
+    if getattr(vae, "latent_dim", 2) == 1:
+        raise BadInput(f"The VAE ({class_name(vae)}) is one of sound; the audit needs one of pictures or video.")
+    source = source_to_copy(vae)
+    image = image[: _FRAMES if getattr(vae, "latent_dim", 2) == 3 else 1, ..., :3].float()
+    fine = copy_vae(source, torch.float32)
+    before, after = Audit(names, seed=seed), Audit(names, seed=seed)  # encoder, decoder
+
+    step("VAE encoder in FP32")
+    latent, encodes = _reference_latent(fine, image, before, seed)
+    step("VAE decoder in FP32")
+    with after.reference(fine.first_stage_model):
+        reference = frames_of(fine.decode(latent))
+    found = AuditedVAE(fine, latent, encodes, errors={"encoder": {}, "decoder": {}, "both": {}})
+    found.notes += _notes(source, image, encodes, names)
+    if encodes:
+        found.parts.append(AuditPart(VAE_ENCODER, before))
+    found.parts.append(AuditPart(VAE_DECODER, after))
+    if not torch.isfinite(reference).all():
+        raise BadInput(
+            f"The VAE ({class_name(vae)}) gives NaN or infinity in FP32 already, so its file is damaged or not "
+            f"complete; there is nothing to compare with."
+        )
+    for name in names:
+        _lowered(found, source, image, reference, (before, after), name, step)
+    device = fine.patcher.load_device
+    native = {name: support(device, DTYPES[name]) for name in names}
+    for part, half in ((VAE_ENCODER, "encoder"), (VAE_DECODER, "decoder")):
+        audit = before if half == "encoder" else after
+        trials = {
+            name: (visible(error) == NOT_VISIBLE, say_picture(f"{name} {half[:-2]}e", error))
+            for name, error in found.errors[half].items()
+        }
+        if trials:
+            found.choices[part] = choose(trials, native, list(audit.layers.values()))
+    return found
+
+
+def _reference_latent(fine: Any, image: Tensor, audit: Audit, seed: int) -> tuple[Tensor, bool]:
+    try:
+        with audit.reference(fine.first_stage_model):
+            return fine.encode(image), True
+    except NotImplementedError:  # how the host says that a light VAE only decodes
+        frames = () if getattr(fine, "latent_dim", 2) == 2 else (2,)
+        shape = (1, fine.latent_channels, *frames, _LATENT_SIDE, _LATENT_SIDE)
+        return torch.randn(shape, generator=torch.Generator().manual_seed(seed)), False
+
+
+def _lowered(found: AuditedVAE, source: Any, image: Tensor, reference: Tensor, audits: tuple, name: str, step) -> None:
+    """All of one dtype: its halves alone, each against FP32 before and behind it, and both together."""
+    low = copy_vae(source, DTYPES[name])
+    results = {}
+    step(f"VAE in {name}")
+    coarse = None
+    if found.encodes:
+        with audits[0].lowered(name, low.first_stage_model):
+            coarse = low.encode(image)
+    with audits[1].lowered(name, low.first_stage_model):
+        results["decoder"] = frames_of(low.decode(found.latent))
+    step(f"VAE in {name}, decoded")
+    if coarse is not None:
+        results["both"] = frames_of(low.decode(coarse))
+        del low
+        results["encoder"] = frames_of(found.fine.decode(coarse))
+        errors = Errors()
+        errors.add(coarse, found.latent)
+        found.parts[0].said.append(f"{name} latent: relative error {errors.relative:.1e}, cosine {errors.cosine:.6f}.")
+    said = {"encoder": f"{name} encode, FP32 decode", "decoder": f"{name} decode", "both": f"{name} round trip"}
+    for half in ("encoder", "decoder", "both"):
+        if half in results:
+            error = found.errors[half][name] = compare_pictures(results[half], reference)
+            found.parts[0 if half == "encoder" else -1].said.append(say_picture(said[half], error))
+            difference = (results[half][0] - reference[0]).movedim(-1, 0)
+            found.pictures.append(difference_picture(difference, said[half]))
+
+
+def frames_of(pixels: Tensor) -> Tensor:
+    """[1, F, H, W, 3] of a video VAE, or [N, H, W, 3] -> [N, H, W, 3]"""
+    return (pixels[0] if pixels.ndim == 5 else pixels)[..., :3].float().cpu()
+
+
+def _notes(source: Any, image: Tensor, encodes: bool, names: tuple[str, ...]) -> list[str]:
+    notes = [f"VAE: {class_name(source)}, loaded as {dtype_name(source.vae_dtype)}."]
+    if source.vae_dtype != torch.float32:
+        notes.append(
+            f"The loader had rounded the VAE's weights to {dtype_name(source.vae_dtype)}: FP32 means FP32 compute over "
+            f"those here. Load VAE (Precision) reads the file as it is."
+        )
+    if not encodes:
+        return [*notes, "This VAE only decodes: the latent is noise, so colours and detail are not those of pictures."]
+    for name in names:
+        after, before = rescale_error(image, DTYPES[name])
+        notes.append(
+            f"Pixels are scaled to -1..1 in FP32 and then cast to {name}: mean error {after:.1e}; a cast before would "
+            f"cost {before:.1e}."
+        )
+    return notes
