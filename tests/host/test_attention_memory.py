@@ -1,37 +1,23 @@
 """Attention Memory against the host itself: its functions' allocations, its networks, its graph."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.host.checkpoints import MIN
+from tests.host.host_process import all_passed, run_in_host
 from tests.host.workflows import as_array
 from training.memory.estimate import estimate_attention
 from training.memory.machine import planned_machine
 from training.memory.models import PRESETS
 
-SCRIPT = Path(__file__).with_name("attention_in_host.py")
 NODE = "Ref2VEstimateAttentionMemory"
 
 
 @pytest.fixture(scope="module")
 def results(host_path, tmp_path_factory):
-    out = tmp_path_factory.mktemp("attention") / "results.json"
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(SCRIPT), str(host_path), str(out)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env)
-    if not out.is_file():
-        pytest.fail(f"{SCRIPT.name} ended with code {ran.returncode}:\n{ran.stderr[-4000:]}")
-    found = json.loads(out.read_text())
-    for name, result in found.items():
-        if "failed" in result:
-            pytest.fail(f"{name}: {result['failed']}")
-    return found
+    folder = tmp_path_factory.mktemp("attention")
+    return all_passed(run_in_host("attention_in_host.py", host_path, folder))
 
 
 # --------------------------------------------------------------------------------------------- functions and networks

@@ -4,30 +4,19 @@ The VAE has learnt a little (tests/host/trained_vae.py), so what is compared are
 """
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.host.checkpoints import MIN, make_checkpoints
 from tests.host.conftest import STATE
-
-SCRIPT = Path(__file__).with_name("audit_in_host.py")
+from tests.host.host_process import run_in_host
 
 
 @pytest.fixture(scope="module")
 def results(host_path, tmp_path_factory):
     folder = tmp_path_factory.mktemp("audit")
     (made,) = make_checkpoints(host_path, folder / "checkpoints", (MIN,), cache=STATE / "checkpoints")
-    out = folder / "results.json"
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "REF2V_CHECKPOINT": str(made)}
-    command = [sys.executable, str(SCRIPT), str(host_path), str(out)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=1500, env=env)
-    if not out.is_file():
-        pytest.fail(f"{SCRIPT.name} ended with code {ran.returncode}:\n{ran.stderr[-4000:]}")
-    return json.loads(out.read_text())
+    return run_in_host("audit_in_host.py", host_path, folder, REF2V_CHECKPOINT=str(made))
 
 
 @pytest.fixture

@@ -3,19 +3,14 @@
 The first part reads the numbers of tests/host/clip_precision_in_host.py, which runs once in a process of its own.
 """
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.host.checkpoints import MIN, make_checkpoints
 from tests.host.conftest import STATE
+from tests.host.host_process import passed, run_in_host
 from tests.host.server import HostServer
 
-SCRIPT = Path(__file__).with_name("clip_precision_in_host.py")
 FLAG = "--fp16-text-enc"  # as on any machine: the host keeps text encoders in FP16
 FAMILIES = {
     "SD 1": ["clip_l"],
@@ -31,19 +26,7 @@ TORCH |= {"fp8_e5m2": "float8_e5m2"}
 
 @pytest.fixture(scope="module")
 def results(host_path, tmp_path_factory):
-    out = tmp_path_factory.mktemp("clip precision") / "results.json"
-    command = [sys.executable, str(SCRIPT), str(host_path), str(out)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "REF2V_HOST_FLAGS": FLAG}
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env)
-    if not out.is_file():
-        pytest.fail(f"{SCRIPT.name} ended with code {ran.returncode}:\n{ran.stderr[-4000:]}")
-    return json.loads(out.read_text())
-
-
-def passed(results, name):
-    if "failed" in results[name]:
-        pytest.fail(results[name]["failed"])
-    return results[name]
+    return run_in_host("clip_precision_in_host.py", host_path, tmp_path_factory.mktemp("clip precision"), flags=FLAG)
 
 
 @pytest.fixture

@@ -3,32 +3,19 @@
 The numbers come from tests/host/dataset_in_host.py, which runs once in a process of its own (it imports the host).
 """
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.host.checkpoints import BROKEN, BROKEN_UNET, MIN, make_checkpoints
 from tests.host.conftest import STATE
-
-SCRIPT = Path(__file__).with_name("dataset_in_host.py")
+from tests.host.host_process import run_in_host
 
 
 @pytest.fixture(scope="module")
 def results(host_path, tmp_path_factory):
     folder = tmp_path_factory.mktemp("dataset parts")
     made = make_checkpoints(host_path, folder / "checkpoints", cache=STATE / "checkpoints")
-    out = folder / "results.json"
-    command = [sys.executable, str(SCRIPT), str(host_path), str(out), str(made[0].parent)]
-    ran = subprocess.run(
-        command, capture_output=True, text=True, timeout=600, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    if not out.is_file():
-        pytest.fail(f"{SCRIPT.name} ended with code {ran.returncode}:\n{ran.stderr[-4000:]}")
-    return json.loads(out.read_text())
+    return run_in_host("dataset_in_host.py", host_path, folder, str(made[0].parent))
 
 
 @pytest.fixture

@@ -3,11 +3,6 @@
 The first part reads the numbers of tests/host/guard_in_host.py, which runs once in a process of its own.
 """
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +10,9 @@ import torch
 
 from tests.host.checkpoints import MIN, make_checkpoints
 from tests.host.conftest import STATE
+from tests.host.host_process import passed, run_in_host
 from tests.host.test_boot import text_to_picture
 
-SCRIPT = Path(__file__).with_name("guard_in_host.py")
 FAMILIES = ["TAESD", "AutoencoderKL", "Wan 2.1 and Qwen Image (WanVAE)"]
 LIMIT = "the result passed fp16's limit, 65504"
 
@@ -26,20 +21,7 @@ LIMIT = "the result passed fp16's limit, 65504"
 def results(host_path, tmp_path_factory):
     folder = tmp_path_factory.mktemp("guard")
     make_checkpoints(host_path, folder, (MIN,), cache=STATE / "checkpoints")
-    out = folder / "results.json"
-    command = [sys.executable, str(SCRIPT), str(host_path), str(out), str(folder)]
-    ran = subprocess.run(
-        command, capture_output=True, text=True, timeout=900, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    if not out.is_file():
-        pytest.fail(f"{SCRIPT.name} ended with code {ran.returncode}:\n{ran.stderr[-4000:]}")
-    return json.loads(out.read_text())
-
-
-def passed(results, name):
-    if "failed" in results[name]:
-        pytest.fail(results[name]["failed"])
-    return results[name]
+    return run_in_host("guard_in_host.py", host_path, folder, str(folder))
 
 
 @pytest.fixture

@@ -4,26 +4,15 @@ Case 10 of the public reports: a pack that had replaced core functions gave nois
 done by tests/host/untouched_in_host.py in a process of its own.
 """
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).with_name("untouched_in_host.py")
+from tests.host.host_process import run_in_host
 
 
 @pytest.fixture(scope="module")
 def results(host_path, tmp_path_factory):
-    out = tmp_path_factory.mktemp("untouched") / "results.json"
-    command = [sys.executable, str(SCRIPT), str(host_path), str(out)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
-    if not out.is_file():
-        pytest.fail(f"{SCRIPT.name} ended with code {ran.returncode}:\n{ran.stderr[-4000:]}")
-    return json.loads(out.read_text())
+    return run_in_host("untouched_in_host.py", host_path, tmp_path_factory.mktemp("untouched"))
 
 
 def test_importing_the_pack_changes_no_attribute_of_the_host(results):

@@ -4,47 +4,28 @@ Reads the numbers of tests/host/model_precision_in_host.py, which runs in a proc
 once under --bf16-unet, where only the host's own code works.
 """
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.host.checkpoints import MIN, make_checkpoints
 from tests.host.conftest import STATE
+from tests.host.host_process import passed, run_in_host
 from tests.host.server import HostServer
 
-SCRIPT = Path(__file__).with_name("model_precision_in_host.py")
 SHAPES = ("SD 1.5", "SDXL")
 ALONE = tuple(f"host_alone {name}" for name in SHAPES)
 
 
-def run(host_path, out, checks=(), flags=""):
-    command = [sys.executable, str(SCRIPT), str(host_path), str(out), *checks]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "REF2V_HOST_FLAGS": flags}
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=1800, env=env)
-    if not out.is_file():
-        pytest.fail(f"{SCRIPT.name} ended with code {ran.returncode}:\n{ran.stderr[-4000:]}")
-    return json.loads(out.read_text())
-
-
 @pytest.fixture(scope="module")
 def results(host_path, tmp_path_factory):
-    return run(host_path, tmp_path_factory.mktemp("model precision") / "results.json")
+    return run_in_host("model_precision_in_host.py", host_path, tmp_path_factory.mktemp("model precision"))
 
 
 @pytest.fixture(scope="module")
 def flagged(host_path, tmp_path_factory):
     """The host alone, started with --bf16-unet."""
-    return run(host_path, tmp_path_factory.mktemp("bf16 unet") / "results.json", ALONE, "--bf16-unet")
-
-
-def passed(results, name):
-    if "failed" in results[name]:
-        pytest.fail(results[name]["failed"])
-    return results[name]
+    folder = tmp_path_factory.mktemp("bf16 unet")
+    return run_in_host("model_precision_in_host.py", host_path, folder, *ALONE, flags="--bf16-unet")
 
 
 @pytest.fixture

@@ -1,13 +1,10 @@
 """The API must not read any path: what a text in a graph may lead to (tests/host/paths_in_host.py tries it)."""
 
-import json
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).with_name("paths_in_host.py")
+from tests.host.host_process import all_passed, run_in_host
 
 pytestmark = pytest.mark.skipif(
     sys.platform == "win32", reason="links need rights there that a test should not ask for"
@@ -16,13 +13,8 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def results(host_path, tmp_path_factory):
-    out = tmp_path_factory.mktemp("paths") / "results.json"
-    ran = subprocess.run([sys.executable, str(SCRIPT), str(host_path), str(out)], capture_output=True, text=True)
-    if not out.is_file():
-        pytest.fail(f"{SCRIPT.name} ended with code {ran.returncode}:\n{ran.stderr[-4000:]}")
-    found = json.loads(out.read_text())
-    assert not [result["failed"] for result in found.values() if "failed" in result]
-    return found
+    folder = tmp_path_factory.mktemp("paths")
+    return all_passed(run_in_host("paths_in_host.py", host_path, folder))
 
 
 def test_folders_of_the_host_are_found_however_they_are_written(results):

@@ -3,27 +3,15 @@
 The numbers come from tests/host/refiner_in_host.py, which runs once in a process of its own (it imports the host).
 """
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).with_name("refiner_in_host.py")
+from tests.host.host_process import run_in_host
 
 
 @pytest.fixture(scope="module")
 def results(host_path, tmp_path_factory):
-    out = tmp_path_factory.mktemp("refiner") / "results.json"
-    command = [sys.executable, str(SCRIPT), str(host_path), str(out)]
-    ran = subprocess.run(
-        command, capture_output=True, text=True, timeout=900, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    if not out.is_file():
-        pytest.fail(f"{SCRIPT.name} ended with code {ran.returncode}:\n{ran.stderr[-4000:]}")
-    return json.loads(out.read_text())
+    return run_in_host("refiner_in_host.py", host_path, tmp_path_factory.mktemp("refiner"))
 
 
 @pytest.fixture

@@ -3,33 +3,21 @@
 The numbers come from tests/host/samplers_in_host.py: distance of the sampled residuals from their true distribution.
 """
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).with_name("samplers_in_host.py")
+from tests.host.host_process import all_passed, run_in_host
+
 DOC = Path(__file__).resolve().parents[2] / "docs" / "samplers.md"
 EULER_8 = 0.112  # what the plain choice leaves; nothing that fits does clearly worse
 
 
 @pytest.fixture(scope="module")
 def results(host_path, tmp_path_factory):
-    out = tmp_path_factory.mktemp("samplers") / "results.json"
     checks = ["few_samplers", "refused", "options", "schedulers"]
-    command = [sys.executable, str(SCRIPT), str(host_path), str(out), *checks]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env)
-    if not out.is_file():
-        pytest.fail(f"{SCRIPT.name} ended with code {ran.returncode}:\n{ran.stderr[-4000:]}")
-    found = json.loads(out.read_text())
-    for name, result in found.items():
-        if "failed" in result:
-            pytest.fail(f"{name}: {result['failed']}")
-    return found
+    folder = tmp_path_factory.mktemp("samplers")
+    return all_passed(run_in_host("samplers_in_host.py", host_path, folder, *checks))
 
 
 def test_every_fitting_sampler_is_about_as_good_as_euler(results):

@@ -5,18 +5,15 @@ The first part reads the numbers of tests/host/vae_precision_in_host.py, which r
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.host.checkpoints import MIN, make_checkpoints
 from tests.host.conftest import STATE
+from tests.host.host_process import passed, run_in_host
 from tests.host.server import HostServer
 
-SCRIPT = Path(__file__).with_name("vae_precision_in_host.py")
 SPY = Path(__file__).with_name("vae_spy.py")
 # the host's own `encode` stops in them
 ENCODES_NOT = {"TAEHV of Wan 2.2", "TAEHV of HunyuanVideo 1.5", "Hunyuan3D (ShapeVAE)"}
@@ -59,13 +56,8 @@ NOT_BUILT = {
 @pytest.fixture(scope="module")
 def run_script(host_path, tmp_path_factory):
     def run(*names):
-        out = tmp_path_factory.mktemp("vae precision") / "results.json"
-        command = [sys.executable, str(SCRIPT), str(host_path), str(out), *names]
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=900, env=env)
-        if not out.is_file():
-            pytest.fail(f"{SCRIPT.name} ended with code {ran.returncode}:\n{ran.stderr[-4000:]}")
-        return json.loads(out.read_text())
+        folder = tmp_path_factory.mktemp("vae precision")
+        return run_in_host("vae_precision_in_host.py", host_path, folder, *names)
 
     return run
 
@@ -73,12 +65,6 @@ def run_script(host_path, tmp_path_factory):
 @pytest.fixture(scope="module")
 def results(run_script):
     return run_script()
-
-
-def passed(results, name):
-    if "failed" in results[name]:
-        pytest.fail(results[name]["failed"])
-    return results[name]
 
 
 @pytest.fixture

@@ -209,7 +209,7 @@ def _holds(tensor: torch.Tensor) -> str:
 def _largest(given: torch.Tensor | None) -> float | None:
     if given is None or not given.is_floating_point() or not given.numel():
         return None
-    finite = torch.nan_to_num(_readable(given).float(), nan=0.0, posinf=0.0, neginf=0.0)
+    finite = torch.nan_to_num(_readable(given).detach().float(), nan=0.0, posinf=0.0, neginf=0.0)
     return float(finite.abs().max())
 
 
