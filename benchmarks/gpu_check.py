@@ -217,6 +217,18 @@ class Bench:
             rows.append(Row(f"peak of a training step, {what}, {precision}, batch {batch}", f"{peak:.2f} GiB", None))
         return rows
 
+    def memory_estimates(self) -> list[Row]:
+        """What was estimated against what was allocated: never under with the assumed overhead, at most 15 % over."""
+        from benchmarks.gpu_memory import memory_checks
+        from training.memory.machine import Machine, overhead
+
+        gpu, rows = Machine(0, 0, True, ""), []
+        for what, said, got in memory_checks():
+            holds = got <= said + sum(overhead(gpu, said).values()) and said <= 1.15 * got
+            found = f"{said / max(1, got):.3f} of {got / 2**20:.1f} MiB"
+            rows.append(Row(f"estimated / allocated, {what}", found, holds))
+        return rows
+
     def checks(self) -> dict[str, Callable[[], list[Row]]]:
         precisions = ("fp32", "bf16", "fp16")
         found: dict[str, Callable[[], list[Row]]] = {f"falls, {p}": partial(self.falls, p) for p in precisions}
@@ -224,7 +236,8 @@ class Bench:
         for p in precisions:
             found[f"resume, {p}, deterministic algorithms"] = partial(self.resume, p, True)
             found[f"resume, {p}"] = partial(self.resume, p, False)
-        return found | {"refine": self.refine, "speed and memory": self.speed_and_memory}
+        found |= {"refine": self.refine, "speed and memory": self.speed_and_memory}
+        return found | {"memory estimates": self.memory_estimates}
 
 
 def _differing(a: dict, b: dict) -> list[str]:

@@ -404,7 +404,7 @@ LAYOUTS: dict[str, Layout] = {
                         Node(1, height=560),
                         Note(
                             READ_ME,
-                            "Nothing is loaded and nothing is computed: queue it, it takes a second.\n\n"
+                            "Nothing is loaded and nothing is computed: queue it, it takes seconds.\n\n"
                             "`memory_gib` 8 plans for an empty GPU of 8 GiB; **0 asks this machine**. *backend* auto "
                             "is what this ComfyUI uses.\n\nConnect a MODEL, and its own layers are read. Link "
                             "`fitting_width` and `fitting_height` to an Empty Latent Image, and the graph takes the "
@@ -415,6 +415,23 @@ LAYOUTS: dict[str, Layout] = {
                     [Node(2, height=480, width=760), Node(3, height=340, width=760)],
                 ],
             ),
+            Group(
+                "A whole model: sampling, VAE, what fits",
+                [
+                    [
+                        Node(7),
+                        Node(8, height=480),
+                        Note(
+                            "What fits",
+                            "Link `fitting_width`, `fitting_height` or `fitting_batch` to an Empty Latent Image. "
+                            "LoRAs on the model are seen; a ControlNet can be connected.\n\nGrey is **assumed**, all "
+                            "else is counted.",
+                            height=170,
+                        ),
+                    ],
+                    [Node(9, height=480, width=760), Node(10, height=340, width=760)],
+                ],
+            ),
         ],
         [
             Group(
@@ -422,6 +439,13 @@ LAYOUTS: dict[str, Layout] = {
                 [
                     [Node(4, height=560)],
                     [Node(5, height=480, width=760), Node(6, height=340, width=760)],
+                ],
+            ),
+            Group(
+                "Training: optimizer, activations, several GPUs",
+                [
+                    [Node(11, height=520)],
+                    [Node(12, height=480, width=760), Node(13, height=340, width=760)],
                 ],
             ),
         ],

@@ -1,4 +1,4 @@
-"""python -m training train --config run.json | estimate attention --model SDXL --size 1344x768"""
+"""python -m training train --config run.json | estimate attention|model|training --size 1344x768"""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def main(arguments: list[str] | None = None) -> int:
     _declare_estimate(commands.add_parser("estimate", help="memory needed, before anything runs"))
     options = parser.parse_args(arguments)
     try:
-        return _train(options) if options.command == "train" else _estimate_attention(options)
+        if options.command == "train":
+            return _train(options)
+        kinds = {"attention": _estimate_attention, "model": _estimate_model, "training": _estimate_training}
+        return kinds[options.kind](options)
     except (BadInput, TrainingFailed) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -36,7 +39,6 @@ def _declare_estimate(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(dest="kind", required=True)
     attention = kinds.add_parser("attention", help="what attention allocates, per layer and on every backend")
     attention.add_argument("--model", choices=list(PRESETS), default="SD1.5", help="the network (default SD1.5)")
-    attention.add_argument("--size", default="768x768", help="WIDTHxHEIGHT in pixels (default 768x768)")
     attention.add_argument("--batch", type=int, default=1, help="pictures or clips at once (default 1)")
     attention.add_argument("--frames", type=int, default=1, help="frames of a clip (default 1)")
     attention.add_argument("--dtype", choices=list(DTYPES), default="bf16", help="of the computation (default bf16)")
@@ -44,25 +46,95 @@ def _declare_estimate(parser: argparse.ArgumentParser) -> None:
     attention.add_argument("--backend", choices=choices, default="auto", help="auto: pytorch, as on most GPUs")
     attention.add_argument("--no-cfg", action="store_true", help="positive and negative are not in one batch")
     attention.add_argument("--text", type=int, default=0, help="tokens of the prompt (default: the usual number)")
-    attention.add_argument("--memory", type=float, help="plan for an empty GPU of so many GiB (default: this machine)")
-    attention.add_argument("--chart", type=Path, help="write the chart to this PNG file as well")
+    _declare_networks(kinds, list(DTYPES), list(BACKENDS))
+    for kind in kinds.choices.values():
+        kind.add_argument("--size", default="768x768", help="WIDTHxHEIGHT in pixels (default 768x768)")
+        kind.add_argument("--memory", type=float, help="plan for an empty GPU of so many GiB (default: this machine)")
+        kind.add_argument("--chart", type=Path, help="write the chart to this PNG file as well")
+
+
+def _declare_networks(kinds, dtypes: list[str], backends: list[str]) -> None:
+    from .memory.optimizers import LAYOUTS, OPTIMIZERS
+    from .memory.training_estimate import PRECISIONS
+    from .memory.training_trace import ATTENTION, NETWORKS
+
+    model = kinds.add_parser("model", help="a whole UNet in one pass of sampling")
+    model.add_argument("--model", choices=list(NETWORKS), default="SD1.5", help="the network (default SD1.5)")
+    model.add_argument("--batch", type=int, default=1, help="pictures at once (default 1)")
+    model.add_argument("--dtype", choices=dtypes, default="bf16", help="of weights and computation (default bf16)")
+    model.add_argument("--backend", choices=backends, default="pytorch", help="of attention (default pytorch)")
+    model.add_argument("--no-cfg", action="store_true", help="positive and negative are not in one batch")
+    train = kinds.add_parser("training", help="a training step: weights, optimizer, activations, several GPUs")
+    train.add_argument("--model", choices=list(NETWORKS), default="sd15-half", help="the network (default sd15-half)")
+    train.add_argument("--batch", type=int, default=1, help="pictures at once (default 1)")
+    train.add_argument("--accumulation", type=int, default=1, help="batches of one step (default 1)")
+    train.add_argument("--precision", choices=list(PRECISIONS), default="bf16", help="autocast (default bf16)")
+    train.add_argument("--optimizer", choices=list(OPTIMIZERS), default="AdamW", help="default AdamW")
+    train.add_argument("--no-ema", action="store_true", help="without the moving average")
+    train.add_argument("--checkpointing", action="store_true", help="gradient checkpointing")
+    train.add_argument("--attention", choices=list(ATTENTION), default="pytorch", help="default pytorch (fused)")
+    train.add_argument("--layout", choices=list(LAYOUTS), default="one GPU", help="default: one GPU")
+    train.add_argument("--gpus", type=int, default=8, help="for the other layouts (default 8)")
+
+
+def _size(options: argparse.Namespace) -> tuple[int, int]:
+    width, _, height = options.size.partition("x")
+    if not (width.isdecimal() and height.isdecimal()):
+        raise BadInput(f"--size: expected WIDTHxHEIGHT, such as 768x768, got {options.size!r}.")
+    return int(width), int(height)
+
+
+def _machine(options: argparse.Namespace):
+    from .memory.machine import planned_machine, this_machine
+
+    if options.memory is not None and not 0 < options.memory < 2**20:
+        raise BadInput(f"--memory: expected GiB above 0 and below {2**20}, got {options.memory:g}.")
+    return this_machine() if options.memory is None else planned_machine(options.memory)
+
+
+def _estimate_model(options: argparse.Namespace) -> int:
+    from .memory.network_estimate import estimate_network
+
+    width, height = _size(options)
+    estimate = estimate_network(
+        options.model, width, height, _machine(options), batch=options.batch, dtype=options.dtype,
+        cfg=not options.no_cfg, backend=options.backend,
+    )  # fmt: skip
+    return _print_columns(estimate, options)
+
+
+def _estimate_training(options: argparse.Namespace) -> int:
+    from .memory.training_estimate import TrainingQuestion, estimate_training
+
+    width, height = _size(options)
+    question = TrainingQuestion(
+        network=options.model, width=width, height=height, batch=options.batch, accumulation=options.accumulation,
+        precision=options.precision, optimizer=options.optimizer, ema=not options.no_ema,
+        checkpointing=options.checkpointing, attention=options.attention, layout=options.layout, gpus=options.gpus,
+    )  # fmt: skip
+    return _print_columns(estimate_training(question, _machine(options)), options)
+
+
+def _print_columns(estimate, options: argparse.Namespace) -> int:
+    print(estimate.report())
+    if options.chart is not None:
+        from .memory.chart import columns_chart
+
+        title = f"{estimate.title}:\n{estimate.verdict.split(' (')[0]}"
+        _write_chart(columns_chart(title, estimate.columns(), estimate.machine.free), options.chart)
+    return 0
 
 
 def _estimate_attention(options: argparse.Namespace) -> int:
     from .memory.estimate import estimate_attention
-    from .memory.machine import planned_machine, this_machine
     from .memory.models import PRESETS
 
-    width, _, height = options.size.partition("x")
-    if not (width.isdecimal() and height.isdecimal()):
-        raise BadInput(f"--size: expected WIDTHxHEIGHT, such as 768x768, got {options.size!r}.")
-    if options.memory is not None and not 0 < options.memory < 2**20:
-        raise BadInput(f"--memory: expected GiB above 0 and below {2**20}, got {options.memory:g}.")
+    width, height = _size(options)
     estimate = estimate_attention(
         PRESETS[options.model],
-        int(width),
-        int(height),
-        this_machine() if options.memory is None else planned_machine(options.memory),
+        width,
+        height,
+        _machine(options),
         batch=options.batch,
         frames=options.frames,
         dtype=options.dtype,
@@ -72,19 +144,19 @@ def _estimate_attention(options: argparse.Namespace) -> int:
     )
     print(estimate.report())
     if options.chart is not None:
-        _write_chart(estimate, options.chart)
+        from .memory.chart import attention_chart
+
+        _write_chart(attention_chart(estimate), options.chart)
     return 0
 
 
-def _write_chart(estimate, path: Path) -> None:
+def _write_chart(picture, path: Path) -> None:
     import os
-
-    from .memory.chart import attention_chart
 
     beside = path.with_name(f"{path.name}.partial")
     try:
         with open(beside, "wb") as file:
-            attention_chart(estimate).save(file, format="PNG")
+            picture.save(file, format="PNG")
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)

@@ -1,4 +1,4 @@
-"""Attention Memory inside the host: its device, its attention function, its MODEL."""
+"""Attention Memory and Training Memory inside the host: its device, its attention function, its MODEL."""
 
 from __future__ import annotations
 
@@ -10,13 +10,23 @@ import numpy as np
 import torch
 
 from ...training.errors import BadInput
-from ...training.memory.chart import attention_chart
+from ...training.memory.chart import attention_chart, columns_chart
 from ...training.memory.estimate import GIB, SIZES, AttentionEstimate, estimate_attention
 from ...training.memory.machine import Machine, planned_machine
 from ...training.memory.models import PRESETS
+from ...training.memory.training_estimate import TrainingEstimate, TrainingQuestion, estimate_training
 from .model_shapes import compute_dtype, read_model_shape
 
-__all__ = ["CUSTOM", "attention_memory", "chart_image", "host_backend", "host_machine", "memory_fingerprint"]
+__all__ = [
+    "CUSTOM",
+    "attention_memory",
+    "chart_image",
+    "columns_image",
+    "host_backend",
+    "host_machine",
+    "memory_fingerprint",
+    "training_memory",
+]
 
 CUSTOM = "custom"
 
@@ -104,6 +114,24 @@ def attention_memory(
     )
 
 
+def training_memory(size: str, width: int, height: int, memory_gib: float, **inputs: Any) -> TrainingEstimate:
+    """The inputs of the node Training Memory -> its answer; `inputs` are fields of TrainingQuestion."""
+    if size != CUSTOM:
+        width, height = SIZES[size]
+    machine = planned_machine(memory_gib) if memory_gib else host_machine()
+    return estimate_training(TrainingQuestion(width=width, height=height, **inputs), machine)
+
+
 def chart_image(estimate: AttentionEstimate) -> torch.Tensor:
     """The chart as IMAGE [1, 720, 1280, 3], float32 in [0, 1]."""
-    return torch.from_numpy(np.array(attention_chart(estimate))).float()[None] / 255
+    return _as_image(attention_chart(estimate))
+
+
+def columns_image(estimate: Any) -> torch.Tensor:
+    """The chart of a Model Memory or Training Memory, likewise."""
+    said = estimate.verdict.split(" (")[0]
+    return _as_image(columns_chart(f"{estimate.title}:\n{said}", estimate.columns(), estimate.machine.free))
+
+
+def _as_image(picture: Any) -> torch.Tensor:
+    return torch.from_numpy(np.array(picture)).float()[None] / 255

@@ -83,7 +83,10 @@ OVERRIDES: dict[str, dict[str, dict]] = {
         "Bases, in the same order": {"latent": "workflow_base.latent"},
         "Ref2VTrainRefiner": {**LATENTS, "run_name": "workflow 16 channels"},
     },
-    "memory_768p": {},
+    "memory_768p": {
+        "CheckpointLoaderSimple": {"ckpt_name": MIN},
+        "Ref2VEstimateTrainingMemory": {"network": "pixel-small", "size": "custom", "width": 64, "height": 64},
+    },
 }
 
 

@@ -10,7 +10,7 @@ from .estimate import GIB, MIB, AttentionEstimate, in_words
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["attention_chart"]
+__all__ = ["attention_chart", "columns_chart"]
 
 _COLOURS = dict(zip(TERMS, ("#4c78a8", "#9ecae9", "#b279a2", "#e45756", "#f58518", "#54a24b", "#bab0ac"), strict=True))
 
@@ -52,6 +52,49 @@ def attention_chart(estimate: AttentionEstimate) -> Image:
     canvas.draw()
     shape = canvas.get_width_height()
     return Image.frombytes("RGBA", shape, bytes(canvas.buffer_rgba())).convert("RGB")
+
+
+_LABELS = {
+    "weights": "#4c78a8", "parameters": "#4c78a8", "latents and text": "#9ecae9", "gradients": "#9ecae9",
+    "activations": "#f58518", "attention": "#e45756", "moments": "#54a24b", "master weights": "#88d27a",
+    "compensation": "#b79a20", "moving average": "#72b7b2", "temporaries": "#ff9da6", "gradient buckets": "#b279a2",
+    "gathered blocks": "#9d755d", "allocator, workspaces": "#bab0ac", "device context": "#79706e",
+}  # fmt: skip
+
+
+def columns_chart(title: str, columns: dict[str, dict[str, int]], free: int) -> Image:
+    """One bar for each entry of {name: {label: bytes}}, and a line at the free memory. RGB, 1280 x 720 pixels."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from PIL import Image
+
+    figure = Figure(figsize=(12.8, 7.2), dpi=100, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    figure.suptitle(title, fontsize=14)
+    totals = [sum(terms.values()) for terms in columns.values()]
+    unit, name = _unit(max(totals))
+    left = [0.0] * len(totals)
+    for label, colour in _LABELS.items():
+        sizes = [terms.get(label, 0) / unit for terms in columns.values()]
+        if any(sizes):
+            axes.barh(list(columns), sizes, left=left, color=colour, label=label, height=0.7)
+            left = [a + b for a, b in zip(left, sizes, strict=True)]
+    for row, total in enumerate(totals):
+        axes.text(left[row] + 0.01 * max(totals) / unit, row, in_words(total), va="center", fontsize=12)
+    widest = 1.18 * max(totals) / unit
+    if free / unit < 1.6 * widest:
+        axes.axvline(free / unit, color="black", linestyle="--", linewidth=1.2, label=f"free: {in_words(free)}")
+        widest = max(widest, 1.04 * free / unit)
+    axes.set_xlim(0, widest)
+    axes.set_xlabel(f"{name}" + ("" if free / unit < widest else f"     (free: {in_words(free)})"))
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", labelsize=12)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=5, frameon=False)
+    canvas = figure.canvas
+    canvas.draw()
+    return Image.frombytes("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba())).convert("RGB")
 
 
 def _unit(size: int) -> tuple[int, str]:

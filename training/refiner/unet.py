@@ -110,8 +110,10 @@ def preset(
     return UNetConfig(**shape)
 
 
-def build_unet(config: UNetConfig) -> UNet2DConditionModel:
+def build_unet(config: UNetConfig, in_channels: int | None = None) -> UNet2DConditionModel:
     """A freshly initialised UNet2DConditionModel; put it under torch.device("meta") to count without allocating.
+
+    in_channels: None for a refiner, which sees [x_t, b]; a base model sees x_t alone.
 
     The last convolution starts at zero, so that an untrained refiner predicts v = 0 and leaves its input as it is.
     """
@@ -129,7 +131,7 @@ def build_unet(config: UNetConfig) -> UNet2DConditionModel:
             projection_class_embeddings_input_dim=config.adm_dim,
         )
     net = UNet2DConditionModel(
-        in_channels=2 * config.latent_channels,
+        in_channels=in_channels or 2 * config.latent_channels,
         out_channels=config.latent_channels,
         block_out_channels=config.block_channels,
         layers_per_block=config.layers_per_block,

@@ -1,0 +1,381 @@
+"""Model Memory against the real host: peaks of real sampling, decoding and encoding, for test_model_memory.py.
+
+`python tests/host/model_memory_in_host.py HOST_FOLDER RESULT.json [check ...]`, see in_host.py.
+"""
+
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+from in_host import WANTED, comfy, pack, refusal, sample, torch, write_results  # boots the host
+
+comfy_attention = comfy.ldm.modules.attention
+StorageMeter = pack("training.memory.meter").StorageMeter
+machine_module = pack("training.memory.machine")
+trace_module = pack("training.memory.trace")
+traced = pack("nodes.host.traced_model")
+shapes = pack("nodes.host.model_shapes")
+estimates = pack("nodes.host.model_memory")
+
+FUNCTIONS = {
+    "basic": comfy_attention.attention_basic,
+    "split": comfy_attention.attention_split,
+    "sub-quadratic": comfy_attention.attention_sub_quad,
+    "pytorch": comfy_attention.attention_pytorch,
+}
+MIB = 2**20
+CPU = torch.device("cpu")
+PLENTY = 2**40
+
+
+def make_model(kind, dtype, **changes):
+    """A MODEL of the host's class `kind` ("SD15", "SDXL") with random weights in `dtype`, its UNet changed."""
+    import comfy.model_patcher
+    import comfy.supported_models
+
+    config_class = getattr(comfy.supported_models, kind)
+    unet = {"image_size": 32, "in_channels": 4, "out_channels": 4, "legacy": False, "use_spatial_transformer": True}
+    unet |= config_class.unet_config
+    if kind in OTHERS:
+        unet = {**config_class.unet_config}
+    elif kind == "SDXL":
+        unet |= {"num_classes": "sequential", "num_head_channels": 64}
+    else:
+        unet |= {"num_heads": 8, "num_head_channels": -1}
+    config = config_class({**unet, **changes})
+    config.set_inference_dtype(dtype, None)
+    base = config.get_model({}, "", device=CPU)
+    for parameter in base.parameters():
+        parameter.requires_grad_(False)
+        torch.nn.init.normal_(parameter, std=0.02)
+    return comfy.model_patcher.ModelPatcher(base, load_device=CPU, offload_device=CPU)
+
+
+# a fifth of the width, fewer blocks; benchmarks/memory_estimate.py has the true ones
+SD15 = dict(
+    model_channels=64, channel_mult=[1, 2], num_res_blocks=[1, 1], transformer_depth=[1, 1], context_dim=768,
+    transformer_depth_output=[1, 1, 1, 1], transformer_depth_middle=1,
+)  # fmt: skip
+SDXL = dict(
+    model_channels=64, channel_mult=[1, 2], num_res_blocks=[1, 1], transformer_depth=[0, 2], context_dim=2048,
+    transformer_depth_output=[0, 0, 2, 2], transformer_depth_middle=2, adm_in_channels=2816,
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def free_memory(free):
+    """The host believes that free() bytes are free."""
+    module = comfy_attention.model_management
+    kept = module.get_free_memory
+    module.get_free_memory = lambda device=None, torch_free_too=False: (free(), free()) if torch_free_too else free()
+    try:
+        yield
+    finally:
+        module.get_free_memory = kept
+
+
+def measure_sampling(model, latent, function, text, *, cfg=True, budget=PLENTY):
+    """{label: bytes} at the peak of a real step of the host's own KSampler."""
+    meter = StorageMeter()
+    meter.hold("weights", [*model.model.parameters(), *model.model.buffers()])
+
+    def attend(_, *args, **kwargs):
+        with meter.labelled("attention"):
+            result = function(*args, **kwargs)
+        meter.hold("activations", [result])
+        return result
+
+    model = model.clone()
+    model.model_options["transformer_options"] = {"optimized_attention_override": attend}
+    width = traced._inputs_of(model.model.diffusion_model, "")["given"]["c_crossattn"]
+    pooled = {"pooled_output": torch.zeros(1, 1280), "width": 64, "height": 64}
+    sides = (latent.frames,) * (latent.frames > 1) + (latent.height, latent.width)
+    with meter, free_memory(lambda: budget - meter.live + meter.labels["weights"]):
+        positive, negative = ([[torch.randn(1, text, width), dict(pooled)]] for _ in range(2))
+        sample(
+            model, positive, torch.randn(latent.batch, latent.channels, *sides),
+            steps=1, cfg=7.0 if cfg else 1.0, negative=negative,
+        )  # fmt: skip
+    return meter.terms
+
+
+def estimate_sampling(model, latent, backend, text, *, cfg=True, budget=PLENTY):
+    machine = machine_module.Machine(budget, budget, False, "")
+    cfg = cfg and estimates.batches_together(model, latent, machine)
+    found = traced.TracedModel(model, [], text).trace(latent, backend, machine, cfg=cfg, half_math=False)
+    return found.terms
+
+
+def grouped(terms):
+    """weights, attention, and the rest."""
+    rest = sum(size for label, size in terms.items() if label not in ("weights", "attention"))
+    return {"attention": terms.get("attention", 0), "activations": rest}
+
+
+def compare_sampling(cases):
+    """[what, estimate, measured] for each (kind, shape, dtype, (height, width), batch, cfg, backend, budget)."""
+    rows, models = [], {}
+    for kind, shape, dtype, (height, width), batch, cfg, backend, budget in cases:
+        key = kind, dtype
+        if key not in models:
+            models[key] = make_model(kind, dtype, **shape)
+        model = models[key]
+        latent = shapes.read_model_shape(model).latent(width * 8, height * 8, batch)
+        options = {"cfg": cfg, "budget": budget}
+        said = estimate_sampling(model, latent, backend, 77, **options)
+        got = measure_sampling(model, latent, FUNCTIONS[backend], 77, **options)
+        name = f"{kind}, {width}x{height}, batch {batch}{', CFG' if cfg else ''}, {str(dtype)[6:]}, {backend}"
+        name += f", {budget // MIB} MiB free" if budget < PLENTY else ""
+        rows.append([name, grouped(said), grouped(got)])
+    return rows
+
+
+def check_sampling():
+    cases = []
+    for kind, shape in (("SD15", SD15), ("SDXL", SDXL)):
+        for dtype in (torch.float32, torch.bfloat16):
+            for backend in FUNCTIONS:
+                cases.append((kind, shape, dtype, (16, 16), 1, True, backend, PLENTY))
+        cases.append((kind, shape, torch.float32, (17, 25), 3, False, "pytorch", PLENTY))
+        for backend in ("split", "sub-quadratic"):
+            cases.append((kind, shape, torch.float32, (24, 24), 1, True, backend, 12 * MIB))
+    return compare_sampling(cases)
+
+
+OTHERS = {
+    "SD3": dict(
+        depth=2, num_patches=36864, pos_embed_max_size=192, adm_in_channels=1280, patch_size=2, input_size=None,
+        context_embedder_config={"target": "torch.nn.Linear", "params": {"in_features": 256, "out_features": 128}},
+    ),
+    "Flux": dict(
+        in_channels=16, out_channels=16, vec_in_dim=1280, context_in_dim=256, hidden_size=128, mlp_ratio=4.0,
+        num_heads=4, depth=2, depth_single_blocks=2, axes_dim=[8, 12, 12], theta=10000, patch_size=2, qkv_bias=True,
+        guidance_embed=True,
+    ),
+    "WAN21_T2V": dict(
+        dim=128, ffn_dim=256, num_heads=4, num_layers=2, in_dim=16, out_dim=16, freq_dim=64, text_dim=256,
+        patch_size=(1, 2, 2), text_len=77,
+    ),
+}  # fmt: skip
+
+
+def check_transformers():
+    """As check_sampling, for SD3, Flux and Wan, small."""
+    rows = []
+    for kind, shape in OTHERS.items():
+        model = make_model(kind, torch.float32, **shape)
+        latent = shapes.read_model_shape(model).latent(256, 192, 1, 9 if kind.startswith("WAN") else 1)
+        for backend in ("basic", "pytorch"):
+            said = estimate_sampling(model, latent, backend, 77)
+            got = measure_sampling(model, latent, FUNCTIONS[backend], 77)
+            rows.append([f"{kind}, {backend}", grouped(said), grouped(got)])
+    return rows
+
+
+def check_control():
+    """[a ControlNet's estimate with the network, the network's alone], and the peak of a real pass of both."""
+    import comfy.cldm.cldm
+    import comfy.controlnet
+
+    model = make_model("SD15", torch.float32, **SD15)
+    network = comfy.cldm.cldm.ControlNet(
+        image_size=32, in_channels=4, hint_channels=3, model_channels=64, num_res_blocks=[1, 1], channel_mult=[1, 2],
+        transformer_depth=[1, 1], transformer_depth_middle=1, num_heads=8, use_spatial_transformer=True,
+        context_dim=768, legacy=False, dtype=torch.float32, operations=comfy.ops.disable_weight_init,
+    ).requires_grad_(False)  # fmt: skip
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    control = comfy.controlnet.ControlNet(network, load_device=CPU)
+    latent = shapes.read_model_shape(model).latent(128, 128, 1)
+    machine = machine_module.Machine(PLENTY, PLENTY, False, "")
+    options = {"cfg": True, "half_math": False}
+    both, alone = (
+        traced.TracedModel(model, controls, 77).trace(latent, "sub-quadratic", machine, **options).total
+        for controls in ([control], [])
+    )
+    meter = StorageMeter()
+    meter.hold("weights", [*model.model.parameters(), *model.model.buffers(), *network.parameters()])
+    with meter:
+        hint = control.copy().set_cond_hint(torch.rand(1, 3, 128, 128))
+        given = {"pooled_output": torch.zeros(1, 1280), "control": hint, "control_apply_to_uncond": True}
+        positive, negative = ([[torch.randn(1, 77, 768), dict(given)]] for _ in range(2))
+        sample(model, positive, torch.randn(1, 4, 16, 16), steps=1, cfg=7.0, negative=negative)
+    return {"both": both, "alone": alone, "measured": meter.peak - meter.labels["weights"]}
+
+
+def make_vae(dtype):
+    import comfy.sd
+    from comfy.ldm.models.autoencoder import AutoencoderKL
+
+    ddconfig = {"double_z": True, "z_channels": 4, "resolution": 256, "in_channels": 3, "out_ch": 3, "ch": 128}
+    ddconfig |= {"ch_mult": [1, 2, 4, 4], "num_res_blocks": 2, "attn_resolutions": [], "dropout": 0.0}
+    state = AutoencoderKL(ddconfig=ddconfig, embed_dim=4).state_dict()
+    return comfy.sd.VAE(sd={key: torch.randn_like(value) * 0.02 for key, value in state.items()}, dtype=dtype)
+
+
+def compare_vae(cases):
+    """[what, estimate, measured] for each (dtype, side in cells, batch, attention function, budget)."""
+    from comfy.ldm.modules.diffusionmodules import model as vae_module
+
+    rows, vaes = [], {}
+    for dtype, (height, width), batch, function, work, budget in cases:
+        vae = vaes.setdefault(dtype, make_vae(dtype))
+        for part in vae.first_stage_model.modules():  # ours: nobody else holds it
+            if hasattr(part, "optimized_attention"):
+                part.optimized_attention = getattr(vae_module, function)
+        machine = machine_module.Machine(budget, budget, False, "")
+        latent = shapes.PRESETS["SD1.5"].latent(width * 8, height * 8, batch)
+        found = estimates._vae_phases(traced.TracedVAE(vae), latent, 8, machine, False, True)
+        said = next(phase for phase in found if phase.name == work).trace.terms
+        meter = StorageMeter()
+        meter.hold("weights", vae.first_stage_model.parameters())
+        with meter, free_memory(lambda meter=meter, budget=budget: budget - meter.live + meter.labels["weights"]):
+            if work == "VAE decode":
+                vae.decode(torch.randn(batch, 4, height, width))
+            elif work == "VAE encode":
+                vae.encode(torch.rand(batch, height * 8, width * 8, 3))
+            elif work == "decode in tiles":
+                vae.decode_tiled(torch.randn(batch, 4, height, width), tile_x=64, tile_y=64, overlap=16)
+            else:
+                vae.encode_tiled(torch.rand(batch, height * 8, width * 8, 3), tile_x=512, tile_y=512, overlap=64)
+        name = f"{work}, {width * 8}x{height * 8}, batch {batch}, {str(dtype)[6:]}, {function}"
+        name += f", {budget // MIB} MiB free" if budget < PLENTY else ""
+        total = {"total": sum(said.values())}, {"total": meter.peak - meter.labels["weights"]}
+        rows.append([name, *total])
+    return rows
+
+
+def check_vae():
+    cases = [
+        (torch.float32, (16, 16), 1, "normal_attention", "VAE decode", PLENTY),
+        (torch.float32, (16, 24), 2, "pytorch_attention", "VAE decode", PLENTY),
+        (torch.bfloat16, (16, 16), 1, "pytorch_attention", "VAE decode", PLENTY),
+        (torch.float32, (16, 16), 1, "normal_attention", "VAE encode", PLENTY),
+    ]
+    return compare_vae(cases)
+
+
+def check_untouched():
+    """Whether tracing left the model as it was, and what its patches and refused networks say."""
+    model = make_model("SD15", torch.float32, **SD15)
+    before = {key: (id(value), value.sum().item()) for key, value in model.model.state_dict(keep_vars=True).items()}
+    attributes = {name: set(part.__dict__) for name, part in model.model.named_modules()}
+    key = "diffusion_model.input_blocks.1.1.transformer_blocks.0.attn1.to_q.weight"
+    model.add_patches({key: ("diff", (torch.zeros(64, 64),))})
+    options = dict(
+        size="custom", width=128, height=64, batch_size=1, frames=1, backend="basic", cfg=True, text_tokens=0
+    )
+    answer = estimates.model_memory(model, memory_gib=4.0, **options)
+    after = {key: (id(value), value.sum().item()) for key, value in model.model.state_dict(keep_vars=True).items()}
+    same = before == after and attributes == {name: set(part.__dict__) for name, part in model.model.named_modules()}
+    odd = SimpleNamespace(model=SimpleNamespace(diffusion_model=torch.nn.Linear(2, 2), model_config=None))
+    return {
+        "same": same,
+        "report": answer.report(),
+        "patches": [row.size for row in answer.parts["LoRA"]],
+        "refused": refusal(lambda: traced.TracedModel(odd, [], 77)),
+        "control": refusal(lambda: estimates._controls(SimpleNamespace(control_model=torch.nn.Linear(2, 2)))),
+    }
+
+
+def check_solved():
+    """[what was solved, whether it fits by a trace of its own, whether the next one does not]."""
+    model, rows = make_model("SD15", torch.float32, **SD15), []
+    options = dict(size="custom", batch_size=1, frames=1, backend="basic", cfg=True, text_tokens=0)
+    for width, height, gib in ((1024, 512, 1.4), (256, 128, 1.4)):
+        answer = estimates.model_memory(model, width=width, height=height, memory_gib=gib, **options)
+
+        def fits(width, height, batch=1, gib=gib):
+            again = {**options, "batch_size": batch}
+            return estimates.model_memory(model, width=width, height=height, memory_gib=gib, **again).fits
+
+        large = answer.largest_size
+        rows.append([answer.fits, large, fits(*large), fits(int(large[0] * 1.15), int(large[1] * 1.15))])
+        most = answer.largest_batch
+        rows.append(
+            [answer.fits, most, most == 0 or fits(width, height, most), fits(width, height, int(most * 1.2) + 1)]
+        )
+    return rows
+
+
+def peak_resident():
+    """Bytes that this process ever held in memory."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
+
+
+def check_wide():
+    """compare_sampling and compare_vae for the cases of REF2V_CASES, in the host's true widths."""
+    asked = json.loads(os.environ["REF2V_CASES"])
+    named = {"SD15": {**SD15, "model_channels": 320}, "SDXL": {**SDXL, "model_channels": 320}}
+    rows = compare_sampling(
+        (kind, named[kind], getattr(torch, dtype), size, batch, True, backend, budget or PLENTY)
+        for kind, dtype, size, batch, backend, budget in asked["sampling"]
+    )
+    cases = [
+        (getattr(torch, dtype), size, batch, function, work, budget or PLENTY)
+        for dtype, size, batch, function, work, budget in asked["vae"]
+    ]
+    return {"sampling": rows, "vae": compare_vae(cases)}
+
+
+def check_resident():
+    """What this process held before the model came, the estimate, the overhead, and the most that it ever held."""
+    kind, dtype, (height, width), batch, backend = json.loads(os.environ["REF2V_CASES"])["resident"]
+    before = peak_resident()
+    model = make_model(kind, getattr(torch, dtype), **{**(SD15 if kind == "SD15" else SDXL), "model_channels": 320})
+    latent = shapes.read_model_shape(model).latent(width * 8, height * 8, batch)
+    budget = comfy_attention.model_management.get_free_memory(CPU)
+    working = sum(estimate_sampling(model, latent, backend, 77, budget=budget).values())
+    weights = sum(parameter.nbytes for parameter in model.model.parameters())
+    machine = machine_module.Machine(budget, budget, False, "")
+    model.model_options["transformer_options"] = {
+        "optimized_attention_override": lambda _, *args, **kwargs: FUNCTIONS[backend](*args, **kwargs)
+    }
+    text = traced._inputs_of(model.model.diffusion_model, "")["given"]["c_crossattn"]
+    positive, negative = (
+        [[torch.randn(1, 77, text), {"pooled_output": torch.zeros(1, 1280), "width": 64, "height": 64}]]
+        for _ in range(2)
+    )
+    sample(model, positive, torch.randn(batch, 4, height, width), steps=2, cfg=7.0, negative=negative)
+    overhead = sum(machine_module.overhead(machine, working).values())
+    return {"process": before, "estimate": weights + working, "overhead": overhead, "resident": peak_resident()}
+
+
+def check_cost():
+    """(seconds of CPU, bytes by which the process grew) of an estimate for the whole SDXL with its chart, warm."""
+    import comfy.model_patcher
+    import comfy.supported_models
+
+    config_class = comfy.supported_models.SDXL
+    unet = {"image_size": 32, "in_channels": 4, "out_channels": 4, "legacy": False, "use_spatial_transformer": True}
+    unet |= config_class.unet_config
+    unet |= dict(
+        num_classes="sequential", num_head_channels=64, channel_mult=[1, 2, 4], num_res_blocks=[2, 2, 2],
+        transformer_depth_output=[0] * 3 + [2] * 3 + [10] * 3, transformer_depth_middle=10,
+    )  # fmt: skip
+    config = config_class(unet)
+    config.set_inference_dtype(torch.bfloat16, None)
+    base = config.get_model({}, "", device="meta")
+    model = comfy.model_patcher.ModelPatcher(base, load_device=CPU, offload_device=CPU)
+    options = dict(
+        size="1344x768", width=8, height=8, batch_size=1, frames=1, backend="pytorch", cfg=True, text_tokens=0
+    )
+    grown, before = [], peak_resident()
+    for _ in range(2):
+        began = time.process_time()
+        answer = estimates.model_memory(model, memory_gib=24.0, **options)
+        pack("nodes.host.memory_estimate").columns_image(answer)
+        answer.report()
+        seconds = time.process_time() - began
+        grown.append(peak_resident() - before)
+    return {"seconds": seconds, "grown": grown, "report": answer.report(), "weights": answer.weights}
+
+
+if __name__ == "__main__":
+    # "wide" and "resident" are for benchmarks/memory_estimate.py
+    names = WANTED or ["sampling", "transformers", "control", "vae", "untouched", "solved", "cost"]
+    write_results({name: globals()[f"check_{name}"] for name in names})

@@ -1,0 +1,227 @@
+"""Model Memory: weights and phases of a model on a machine, and the largest picture, batch or clip that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from .attention import MEASURED
+from .estimate import in_words
+from .machine import Machine, overhead
+from .models import LARGEST_SIDE, Latent, ModelShape
+from .phases import Phase, Verdict, judge, table_of
+from .weights import WeightRow, total_bytes
+
+__all__ = ["DECODE", "DECODE_TILED", "ENCODE", "ENCODE_TILED", "NOT_COUNTED", "SAMPLING", "ModelEstimate"]
+
+SAMPLING, DECODE, DECODE_TILED = "sampling", "VAE decode", "decode in tiles"
+ENCODE, ENCODE_TILED = "VAE encode", "encode in tiles"
+
+NOT_COUNTED = (
+    "Not counted: the text encoder's activations (some MiB for CLIP), attention masks, what other nodes hook into the",
+    "network (IP-Adapter, HyperTile, regional prompts), pictures that lie in the graph, and other programs.",
+)
+
+
+@dataclass(frozen=True)
+class ModelEstimate:
+    """The answer. parts: name -> weights, such as "MODEL"; remarks: said of them. trace_at: the phases at another size.
+
+    latent, width, height: as asked, pixels floored to the VAE's ratio.
+    """
+
+    shape: ModelShape
+    latent: Latent
+    dtype: str
+    cfg: bool
+    backend: str
+    chosen: str
+    machine: Machine
+    parts: dict[str, tuple[WeightRow, ...]]
+    phases: tuple[Phase, ...]
+    remarks: tuple[str, ...] = ()
+    trace_at: Callable[[Latent], tuple[Phase, ...]] | None = None
+
+    @property
+    def weights(self) -> int:
+        return sum(map(total_bytes, self.parts.values()))
+
+    @property
+    def pixels(self) -> tuple[int, int]:
+        return self.latent.width * self.shape.vae, self.latent.height * self.shape.vae
+
+    def phase(self, name: str) -> Phase | None:
+        return next((phase for phase in self.phases if phase.name == name), None)
+
+    def judged(self, phase: Phase) -> Verdict:
+        return judge(phase.working, self.weights, self.machine)
+
+    @cached_property
+    def needed(self) -> tuple[Phase, ...]:
+        """What a run goes through: sampling, and decoding. On a GPU the host decodes in tiles where memory runs out."""
+        decode, tiled = self.phase(DECODE), self.phase(DECODE_TILED)
+        if decode and tiled and self.machine.gpu and not self.judged(decode).fits:
+            decode = tiled
+        return tuple(phase for phase in (self.phase(SAMPLING), decode) if phase)
+
+    @property
+    def peak(self) -> Phase:
+        """The phase that needs most."""
+        return max(self.needed, key=lambda phase: phase.working)
+
+    @property
+    def total(self) -> int:
+        """Bytes at the peak: all weights, the phase, the overhead."""
+        return self.peak.needed(self.weights, self.machine)
+
+    @property
+    def verdict(self) -> str:
+        found = self.judged(self.peak)
+        counted = f"{self.peak.name} is the peak: {in_words(self.total)} of {in_words(self.machine.free)} free"
+        if found.fits and found.short <= 0:
+            return f"fits with {in_words(-found.short)} to spare ({counted})"
+        if found.fits:
+            return f"fits if the host offloads {in_words(found.short)} of weights ({counted})"
+        width, height = self.largest_size
+        if not width:
+            return f"does not fit, nor does any smaller size ({counted})"
+        return f"does not fit; {width}x{height} is the largest of this shape that does ({counted})"
+
+    # ---- solving -----------------------------------------------------------------------------------------------
+
+    def _area(self, latent: Latent) -> float:
+        """The most by which the tokens of any level grow from the traced size to this one, per picture."""
+        patch = self.shape.patch[1]
+        deepest = max((level.shrink for level in self.shape.levels), default=3)  # a UNet attends in its middle
+        steps = [2**shrink for shrink in range(deepest + 1)] if patch == 1 else [patch]
+        return max(
+            latent.frames * -(-latent.height // step) * -(-latent.width // step)
+            / (self.latent.frames * -(-self.latent.height // step) * -(-self.latent.width // step))
+            for step in steps
+        )  # fmt: skip
+
+    def _grown_fits(self, latent: Latent) -> bool:
+        area, batch = self._area(latent), latent.batch / self.latent.batch
+        # tiles stay as they are, however large the picture
+        most = max(
+            phase.working if phase.name == DECODE_TILED else phase.trace.grown(area, batch) for phase in self.needed
+        )
+        return judge(most, self.weights, self.machine).fits
+
+    def _fits_at(self, latent: Latent) -> bool:
+        """For smaller ones the estimate that was made does not bound them, so they are traced."""
+        if self.trace_at is None:
+            return self._grown_fits(latent)
+        there = replace(self, latent=latent, phases=self.trace_at(latent), trace_at=None)
+        return all(there.judged(phase).fits for phase in there.needed)
+
+    @property
+    def fits(self) -> bool:
+        return self.judged(self.peak).fits
+
+    def _resized(self, height: int) -> Latent:
+        """The latent of this height in cells, in the shape asked for."""
+        step = self.shape.patch[1]
+        width = max(1, round(self.latent.width / self.latent.height * height / step)) * step
+        return replace(self.latent, height=height, width=width)
+
+    @cached_property
+    def largest_size(self) -> tuple[int, int]:
+        """(width, height) in pixels of the largest picture of this shape that fits, (0, 0): none."""
+        cell, step, asked = self.shape.vae, self.shape.patch[1], self.latent.height
+        if self.fits:
+            most = _last(
+                lambda n: self._grown_fits(self._resized(asked + n * step)), (LARGEST_SIDE // cell - asked) // step
+            )
+            found = self._resized(asked + most * step) if most else self.latent
+            return found.width * cell, found.height * cell
+        height = asked // step * step
+        for _ in range(8):  # each round traces; the guess is near, since nearly all grows with the area
+            height = _last(lambda n: self._grown_fits(self._resized(n * step)), (height - 1) // step) * step
+            if height < step:
+                break
+            if self._fits_at(found := self._resized(height)):
+                return found.width * cell, found.height * cell
+        return 0, 0
+
+    @cached_property
+    def largest_batch(self) -> int:
+        """Pictures or clips of the asked size that fit at once; 0: not one."""
+        return self._most("batch", 4096)
+
+    @cached_property
+    def largest_frames(self) -> int:
+        """Frames of a clip; 0: not one, or the network is for pictures."""
+        ratio = self.shape.frame_ratio
+        return (max(self._most("frames", 4096) - 1, -1)) * ratio + 1 if ratio else 0
+
+    def _most(self, field: str, limit: int) -> int:
+        asked = getattr(self.latent, field)
+        if self.fits:
+            return asked + _last(lambda n: self._grown_fits(replace(self.latent, **{field: asked + n})), limit - asked)
+        found = asked
+        for _ in range(8):
+            found = _last(lambda n: self._grown_fits(replace(self.latent, **{field: n})), found - 1)
+            if found < 1 or self._fits_at(replace(self.latent, **{field: found})):
+                return max(found, 0)
+        return 0
+
+    # ---- what is said ------------------------------------------------------------------------------------------
+
+    def columns(self) -> dict[str, dict[str, int]]:
+        """phase -> label -> bytes, as in the table and the chart."""
+        return {phase.name: phase.terms(self.weights, self.machine) for phase in self.phases}
+
+    @property
+    def title(self) -> str:
+        width, height = self.pixels
+        words = f"{self.shape.name}, {width}x{height}, batch {self.latent.batch}"
+        words += f", {self.latent.frames} latent frames" if self.shape.frame_ratio else ""
+        return words + f", {self.dtype}" + (", CFG in one batch" if self.cfg else ", one conditioning at a time")
+
+    def report(self) -> str:
+        lines = [
+            self.title,
+            f"Verdict: {self.verdict}.",
+            f"Memory: {in_words(self.machine.free)} free of {in_words(self.machine.total)}: {self.machine.where}.",
+            f"Attention: {self.chosen}, {MEASURED[self.backend]}.",
+            self._solved(),
+            "",
+            *table_of(self.columns()),
+        ]
+        host = [
+            f"{phase.name} {in_words(phase.host)} (here {in_words(phase.working)})"
+            for phase in self.phases
+            if phase.host is not None
+        ]
+        lines += ["", f"ComfyUI's own figures, beside the weights: {', '.join(host)}."] if host else []
+        lines += ["", f"{'weights':<44}{'dtype':<16}{'numbers':>15}{'bytes':>18}"]
+        for part, rows in self.parts.items():
+            lines.append(f"{part:<60}{sum(row.count for row in rows):>15,}{total_bytes(rows):>18,}")
+            lines += [f"  {row.module:<42}{row.dtype:<16}{row.count:>15,}{row.size:>18,}" for row in rows]
+        lines += ["", *self.remarks] if self.remarks else []
+        assumed = " and ".join(label for label in overhead(self.machine, 0))
+        lines += ["", f"Assumed, not computed: {assumed}.", *NOT_COUNTED]
+        return "\n".join(line.rstrip() for line in lines)
+
+    def _solved(self) -> str:
+        width, height = self.largest_size
+        if not width:
+            return "Largest that fits: none."
+        words = f"Largest that fits: {width}x{height} in this shape, or batch {self.largest_batch} at this size"
+        words += f", or {self.largest_frames} frames" if self.shape.frame_ratio else ""
+        return f"{words}{' (at least)' if self.fits else ''}."
+
+
+def _last(fits: Callable[[int], bool], limit: int) -> int:
+    """The largest n of 1..limit that fits, 0: none. Where fitting is not monotone, one that fits and whose double
+    does not."""
+    low, high = 0, 1
+    while high <= limit and fits(high):
+        low, high = high, high * 2
+    high = min(high, limit + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

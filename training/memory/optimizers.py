@@ -1,0 +1,95 @@
+"""Bytes that training keeps for every parameter, by optimizer and by parallel layout, in closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..errors import BadInput
+
+__all__ = ["EMA", "GRADIENTS", "LAYOUTS", "OPTIMIZERS", "PARAMETERS", "Optimizer", "Sizes", "in_layout"]
+
+PARAMETERS, GRADIENTS, EMA = "parameters", "gradients", "moving average"
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """Bytes per parameter. states: label -> bytes, FP32 moments among them. step: bytes per parameter that come and go
+    in its step; step_of_one: the same, for the largest parameter only (it goes through them one by one)."""
+
+    parameters: int
+    gradients: int
+    states: Mapping[str, int]
+    step: int = 0
+    step_of_one: int = 0
+
+    @property
+    def per_parameter(self) -> int:
+        """Parameters, gradients and states; no average, no activations."""
+        return self.parameters + self.gradients + sum(self.states.values())
+
+
+# Loshchilov & Hutter 2019: two moments, in FP32 everywhere (a second moment in BF16 never decays at beta2 0.999).
+_MOMENTS = {"moments": 8}
+OPTIMIZERS: dict[str, Optimizer] = {
+    "AdamW": Optimizer(4, 4, _MOMENTS),  # fused=True, as our loop has it: one kernel, no temporaries
+    # PyTorch's default on CUDA: the square root of all second moments at once
+    "AdamW, foreach": Optimizer(4, 4, _MOMENTS, step=4),
+    # the update in FP32, one tensor at a time: the weight, the update and random bits
+    "AdamW, bf16 stochastic rounding": Optimizer(2, 2, _MOMENTS, step_of_one=12),
+    "AdamW, bf16 Kahan": Optimizer(2, 2, {**_MOMENTS, "compensation": 2}, step_of_one=20),
+    "AdamW, bf16 with FP32 master": Optimizer(2, 2, {**_MOMENTS, "master weights": 4}, step_of_one=8),
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a layout is computed from, in bytes but for the counts.
+
+    largest_unit: parameters (numbers) of the largest block that FSDP gathers at once. split: the share of parameters
+    that tensor parallelism cuts. activations: the most that live at once on one GPU.
+    """
+
+    parameters: int
+    largest_unit: int
+    split: float
+    activations: int
+    compute_bytes: int
+
+
+LAYOUTS = ("one GPU", "DDP", "FSDP2", "TP", "PP")
+
+
+def in_layout(
+    layout: str, gpus: int, micro_batches: int, optimizer: Optimizer, sizes: Sizes, ema: bool
+) -> dict[str, int]:
+    """label -> bytes on each GPU, at an upper bound: all gradients beside the most activations.
+
+    DDP (torch.nn.parallel.DistributedDataParallel): all of it on every GPU, and flat buckets as large as the gradients
+    (gradient_as_bucket_view saves them). FSDP2 (torch.distributed.fsdp.fully_shard, ZeRO stage 3, Rajbhandari et al.
+    2020): 1/n of everything, and whole blocks while they are used: one gathered, one being gathered ahead and its
+    buffer; the gradients of one being reduced in FP32 and their buffer. TP (Megatron-LM, Shoeybi et al. 2019): the
+    matrices of attention and feed-forward are cut n-fold, the rest is on every GPU; activations are not reckoned
+    smaller. PP (1F1B, Narayanan et al. 2021): 1/n of the layers, if they can be cut evenly; of m micro-batches at most
+    n are under way.
+    """
+    if layout not in LAYOUTS:
+        raise BadInput(f"layout: expected one of {', '.join(LAYOUTS)}, got {layout!r}.")
+    if not 1 <= gpus <= 100_000:
+        raise BadInput(f"gpus: expected 1 to 100000, got {gpus}.")
+    if not 1 <= micro_batches <= 100_000:
+        raise BadInput(f"micro_batches: expected 1 to 100000, got {micro_batches}.")
+    n = 1 if layout == "one GPU" else gpus
+    kept = {PARAMETERS: optimizer.parameters, GRADIENTS: optimizer.gradients, **optimizer.states}
+    if ema:
+        kept[EMA] = 4
+    total = sizes.parameters
+    share = {"FSDP2": 1 / n, "PP": 1 / n, "TP": 1 - sizes.split + sizes.split / n}.get(layout, 1.0)
+    terms = {label: -int(-total * size * share // 1) for label, size in kept.items()}
+    under_way = min(n, micro_batches) / (micro_batches * n) if layout == "PP" else 1
+    terms["activations"] = -int(-sizes.activations * under_way // 1)
+    if layout == "DDP" and n > 1:
+        terms["gradient buckets"] = total * optimizer.gradients
+    if layout == "FSDP2" and n > 1:
+        terms["gathered blocks"] = sizes.largest_unit * (3 * sizes.compute_bytes + 2 * 4)
+    return terms
