@@ -85,7 +85,8 @@ def describe(results: dict[int, dict[str, float]], held_out: int) -> str:
         fractions = {epochs: found[name] / whole for epochs, found in results.items()}
         cells = [f"{fraction:.0%}" for fraction in fractions.values()]
         rows.append([name, f"{whole:.3g}", *cells, reaches(fractions, GOAL)])
-    columns = ["gain over the base", f"after {longest}", *[f"{n} epochs" for n in results], f"{GOAL:.0%} reached at"]
+    each = [f"{n} epochs" for n in results]
+    columns = ["gain over the base", f"after {longest}", *each, f"{GOAL:.0%} reached at, interpolated"]
     return "\n".join(
         [
             f"### How much of {longest} epochs' gain a shorter training has",
