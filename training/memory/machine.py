@@ -39,11 +39,11 @@ def overhead(machine: Machine, working: int) -> dict[str, int]:
 
     On a GPU the caching allocator rounds (512 bytes, blocks of 2 MiB) and fragments, and cuBLAS and cuDNN keep
     workspaces: 10 % and 64 MiB; not measured. In main memory: pages of code, oneDNN's scratch and the C allocator's
-    holes, 5 % and 128 MiB; measured in benchmarks/memory_estimate.py.
+    holes, 5 % and 256 MiB; measured in benchmarks/memory_estimate.py.
     """
     if machine.gpu:
         return {"allocator, workspaces": working // 10 + 64 * MIB, "device context": machine.context}
-    return {"allocator, workspaces": working // 20 + 128 * MIB}
+    return {"allocator, workspaces": working // 20 + 256 * MIB}
 
 
 def this_machine() -> Machine:
