@@ -60,7 +60,7 @@ def audit_clip(clip: Any, prompt: str, names: tuple[str, ...], seed: int, step: 
     step("CLIP as loaded")
     with ExitStack() as stack:
         for name, encoder in encoders.items():
-            stack.enter_context(audits[name].reference(encoder.transformer))
+            stack.enter_context(audits[name].reference(_watched(encoder)))
         reference = _encode(clip, prompt)
     for name, tensors in reference.items():
         if not all(torch.isfinite(x).all() for x in tensors):
@@ -72,7 +72,7 @@ def audit_clip(clip: Any, prompt: str, names: tuple[str, ...], seed: int, step: 
         with ExitStack() as stack:
             for name, encoder in encoders.items():
                 stack.enter_context(_computing(encoder, DTYPES[dtype]))
-                stack.enter_context(audits[name].lowered(dtype, encoder.transformer))
+                stack.enter_context(audits[name].lowered(dtype, _watched(encoder)))
             low = _encode(clip, prompt)
         for name, part in parts.items():
             errors = _compare(low[name], reference[name])
@@ -94,6 +94,14 @@ def audit_clip(clip: Any, prompt: str, names: tuple[str, ...], seed: int, step: 
 
 def _encoders(root: torch.nn.Module) -> dict[str, Any]:
     return {name: child for name, child in root.named_children() if isinstance(child, comfy.sd1_clip.SDClipModel)}
+
+
+def _watched(encoder: Any) -> torch.nn.Module:
+    """The part of an encoder whose output is used. Where the host takes the pooled output as it is (SD 1), a projection
+    runs all the same, on weights that no file holds: they are what lay in memory, NaN too.
+    """
+    text_model = getattr(encoder.transformer, "text_model", None)
+    return encoder.transformer if text_model is None or encoder.return_projected_pooled else text_model
 
 
 def _refuse_dynamic(clip: Any) -> None:
