@@ -1,4 +1,4 @@
-"""Makes workflows/NAME.json (UI format) and its thumbnail from workflows/api/NAME.json and dev/workflow_layouts.py.
+"""Makes workflows/NAME.json (UI format) and its thumbnail from workflows/api/NAME.json and dev/*_layouts.py.
 
     .dev/venv/bin/python dev/make_workflows.py [NAME ...]
 
@@ -18,11 +18,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))
 
-from workflow_layouts import LAYOUTS, Layout  # noqa: E402  beside this file: `dev` itself is dev.py
+import model_layouts  # noqa: E402  beside this file: `dev` itself is dev.py
+import refiner_layouts  # noqa: E402
+from layout import Layout  # noqa: E402
 
 from tests.host.browser import front_end  # noqa: E402
 from tests.host.server import HostServer  # noqa: E402
 
+LAYOUTS = {**refiner_layouts.LAYOUTS, **model_layouts.LAYOUTS}
 WORKFLOWS = ROOT / "workflows"
 HOST = Path(os.environ.get("REF2V_HOST") or ROOT / ".dev" / "host" / "ComfyUI")
 THUMBNAIL = (800, 600)
