@@ -111,6 +111,17 @@ def test_fitting_size_goes_into_the_graph(host):
     assert f"does not fit; {width}x{height} is the largest 16:9 that does" in shown(result, "report")
 
 
+def test_where_nothing_fits_no_size_goes_into_the_graph(host):
+    prompt = graph(preset="SDXL", width=1024, height=1024, memory_gib=0.5)
+    prompt["latent"] = {
+        "class_type": "EmptyLatentImage",
+        "inputs": {"width": ["memory", 5], "height": ["memory", 6], "batch_size": 1},
+    }
+    prompt["shape"] = {"class_type": "SaveLatent", "inputs": {"samples": ["latent", 0], "filename_prefix": "nothing"}}
+    said = [data["exception_message"] for kind, data in host.run(prompt).events if kind == "execution_error"]
+    assert said and all("There is no number to give here: nothing of the kind fits" in line for line in said)
+
+
 @pytest.mark.parametrize("side, size", [("width", 7), ("height", 1)])
 def test_a_size_that_no_latent_has_is_one_sentence_in_the_node(host, side, size):
     result = host.run(graph(**{side: size}))

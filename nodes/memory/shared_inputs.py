@@ -1,0 +1,54 @@
+"""What the memory nodes ask alike, and how they show what they found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comfy_api.latest import io, ui
+
+from ...training.memory.estimate import SIZES
+from ...training.memory.models import LARGEST_SIDE
+from ..host.absent import absent
+from ..host.memory_estimate import CUSTOM, columns_image
+from ..host.schema import declare
+
+__all__ = ["memory_input", "shown", "size_inputs"]
+
+
+def size_inputs() -> list[Any]:
+    return [
+        declare(
+            io.Combo.Input,
+            "size",
+            options=[*SIZES, CUSTOM],
+            default="768x768",
+            tooltip="Width and height of the picture in pixels; custom takes the two numbers below.",
+        ),
+        declare(io.Int.Input, "width", default=768, min=1, max=LARGEST_SIDE, tooltip="Pixels, with size on custom."),
+        declare(io.Int.Input, "height", default=768, min=1, max=LARGEST_SIDE, tooltip="Pixels, with size on custom."),
+    ]
+
+
+def memory_input() -> Any:
+    return declare(
+        io.Float.Input,
+        "memory_gib",
+        default=0.0,
+        min=0.0,
+        max=65536.0,
+        step=0.5,
+        tooltip="Plan for an empty GPU of so many GiB; 0 asks this machine what is free now.",
+    )
+
+
+def shown(node: type, estimate: Any, *numbers: int, chart: Any = None) -> io.NodeOutput:
+    """The chart (columns side by side by default) and the report, as outputs and on the node, then the numbers.
+
+    Where nothing fits, the size or number that would is no 0 to go on with: a node behind it is not run, and says why.
+    """
+    chart = columns_image(estimate) if chart is None else chart
+    report = estimate.report()
+    on_node = {**ui.PreviewImage(chart, cls=node).as_dict(), **ui.PreviewText(report).as_dict()}
+    none = "There is no number to give here: nothing of the kind fits into the memory, or the model makes no clips."
+    outputs = [number or absent(none) for number in numbers]
+    return io.NodeOutput(chart, report, *outputs, ui=on_node)

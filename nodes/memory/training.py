@@ -1,0 +1,117 @@
+"""What a training step allocates, on one device and on several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comfy_api.latest import io
+
+from ...training.memory.optimizers import LAYOUTS, OPTIMIZERS
+from ...training.memory.training_estimate import PRECISIONS
+from ...training.memory.training_trace import ATTENTION, NETWORKS
+from ..host.memory_estimate import (
+    memory_fingerprint,
+    training_memory,
+)
+from ..host.schema import declare, node_schema
+from .shared_inputs import memory_input, shown, size_inputs
+
+__all__ = ["NODES"]
+
+
+class Ref2VEstimateTrainingMemory(io.ComfyNode):
+    """Says what training needs, before it starts: weights, gradients, optimizer, average and activations, on one GPU
+    and on several, and what to change first where it does not fit.
+
+    A step without data is traced: nothing is loaded or computed.
+    """
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return node_schema(
+            cls,
+            node_id="Ref2VEstimateTrainingMemory",
+            display_name="Training Memory",
+            category="Ref2V/Memory",
+            search_aliases=["vram", "memory", "training", "optimizer", "fsdp", "estimate"],
+            is_output_node=True,
+            inputs=[
+                declare(
+                    io.Combo.Input,
+                    "network",
+                    options=list(NETWORKS),
+                    default="sd15-half",
+                    tooltip="A preset of Train Refiner, or a whole base model.",
+                ),
+                *size_inputs(),
+                declare(io.Int.Input, "batch", default=4, min=1, max=4096, tooltip="Pictures at once."),
+                declare(
+                    io.Int.Input, "accumulation", default=1, min=1, max=4096, tooltip="Batches that make one step."
+                ),
+                declare(
+                    io.Combo.Input,
+                    "precision",
+                    options=list(PRECISIONS),
+                    default="bf16",
+                    tooltip="bf16 and fp16: autocast over FP32 weights. bf16 optimizers need bf16.",
+                ),
+                declare(
+                    io.Combo.Input,
+                    "optimizer",
+                    options=list(OPTIMIZERS),
+                    default="AdamW",
+                    tooltip="AdamW is fused, as Train Refiner has it; the bf16 ones keep the weights in BF16.",
+                ),
+                declare(io.Boolean.Input, "ema", default=True, tooltip="A moving average of the weights in FP32."),
+                declare(
+                    io.Boolean.Input,
+                    "checkpointing",
+                    default=False,
+                    tooltip="Gradient checkpointing: activations are computed again in the backward pass.",
+                ),
+                declare(
+                    io.Combo.Input,
+                    "attention",
+                    options=list(ATTENTION),
+                    default="pytorch",
+                    tooltip="pytorch: fused, without scores. basic: the scores are held.",
+                ),
+                declare(
+                    io.Combo.Input,
+                    "layout",
+                    options=list(LAYOUTS),
+                    default="one GPU",
+                    tooltip="How training is spread over GPUs. PP takes accumulation as its micro-batches.",
+                ),
+                declare(io.Int.Input, "gpus", default=8, min=1, max=4096, tooltip="For all layouts but one GPU."),
+                memory_input(),
+            ],
+            outputs=[
+                declare(io.Image.Output, "chart", display_name="chart", tooltip="Every layout by what it consists of."),
+                declare(io.String.Output, "report", display_name="report", tooltip="The verdict and the whole table."),
+                declare(
+                    io.Int.Output,
+                    "peak_bytes",
+                    display_name="peak_bytes",
+                    tooltip="On each GPU, the assumed overhead included.",
+                ),
+                declare(
+                    io.Int.Output,
+                    "fitting_batch",
+                    display_name="fitting_batch",
+                    tooltip="Pictures at once that fit. If not one does, a node behind it is not run.",
+                ),
+            ],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, memory_gib: float | None = None, **constants: Any) -> str:
+        return memory_fingerprint(memory_gib)
+
+    @classmethod
+    def execute(cls, **inputs: Any) -> io.NodeOutput:
+        estimate = training_memory(**inputs)
+        return shown(cls, estimate, estimate.total, estimate.largest_batch)
+
+
+NODES = [Ref2VEstimateTrainingMemory]
