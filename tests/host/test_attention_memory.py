@@ -112,7 +112,7 @@ def test_fitting_size_goes_into_the_graph(host):
 
 
 def test_where_nothing_fits_no_size_goes_into_the_graph(host):
-    prompt = graph(preset="SDXL", width=1024, height=1024, memory_gib=0.5)
+    prompt = graph(preset="SDXL", width=1024, height=1024, memory_gib=0.001)
     prompt["latent"] = {
         "class_type": "EmptyLatentImage",
         "inputs": {"width": ["memory", 5], "height": ["memory", 6], "batch_size": 1},
