@@ -290,6 +290,7 @@ def test(host: Path, full: bool, extra: list) -> int:
 
 
 def serve(host: Path, port: int, extra: list) -> int:
+    print("Two of ComfyUI's own audio nodes will fail to import: they need torchaudio, which is not set up here.")
     command = [PYTHON, "-m", "tests.host.server", "--host", host, "--base", BASE, "--port", port]
     return call([*command, "--", *extra])
 

@@ -13,13 +13,14 @@ LAYOUTS: dict[str, Layout] = {
                     [
                         Note(
                             READ_ME,
+                            "**Choose your checkpoint first.**\n\n"
                             "Runs this checkpoint's VAE, CLIP and MODEL in FP32 and in the short dtypes, and says what "
                             "that costs: in dB, in colour (CIEDE2000), layer by layer. None of them is changed.\n\n"
                             "**Short of time or memory?** Link only what you want to know about, or a smaller picture. "
                             "On a CPU choose *bf16* alone: FP16 is many times slower there.\n\n"
                             "The host's loader may have rounded the VAE already; the report says so. Link *Load VAE "
                             "(Precision)* to measure the file itself.",
-                            height=310,
+                            height=360,
                         ),
                         Node(2),
                         Node(1, height=PICTURE),
@@ -41,12 +42,13 @@ LAYOUTS: dict[str, Layout] = {
                     [
                         Note(
                             READ_ME,
+                            "**Choose your checkpoint first.**\n\n"
                             "*Precision Plan* gives MODEL, CLIP and VAE their dtypes and says in a table what runs in "
                             "what, how large it is, and why. The models that come in stay as they are.\n\n"
                             "**recommended** is half precision where it costs nothing to see, and FP32 for the VAE "
                             "decoder. Link the *plan* of a Precision Audit, and what it found on your model counts."
                             "\n\nThe *NaN Guard* names the layer that gave a NaN, instead of a black picture.",
-                            height=310,
+                            height=360,
                         ),
                         Node(1),
                     ],
@@ -117,6 +119,7 @@ LAYOUTS: dict[str, Layout] = {
                         Node(8, height=480),
                         Note(
                             "What fits",
+                            "**Choose your checkpoint first**; without one only this part is skipped.\n\n"
                             "Link `fitting_width`, `fitting_height` or `fitting_batch` to an Empty Latent Image. "
                             "LoRAs on the model are seen; a ControlNet can be connected.\n\nGrey is **assumed**, all "
                             "else is counted.",

@@ -25,6 +25,9 @@ REFINE_NOTE = """\
 The base is a picture at a third of its resolution, enlarged again. In `ref2v_demo` the picture shown here was held \
 out of training. Take any other with *choose file*.
 
+**To refine a picture that is already at low resolution**, link it straight to *Up again (bicubic): the base* and set \
+the size that you want there.
+
 Keep KSampler at 8 steps, euler, simple, cfg 1, **denoise 1**. To refine less, lower *strength* in Load Refiner.
 """
 
@@ -75,7 +78,7 @@ LAYOUTS: dict[str, Layout] = {
     "refine": [
         [
             _make_base(1),
-            Group("Refine it", [[Note(READ_ME, REFINE_NOTE, height=260), Node(6), Node(7)], [Node(8)]]),
+            Group("Refine it", [[Note(READ_ME, REFINE_NOTE, height=330), Node(6), Node(7)], [Node(8)]]),
         ],
         [_results(9)],
     ],

@@ -77,7 +77,7 @@ class RunFolder:
             if changed and self._has_learned():
                 raise BadInput(
                     f"Run {self.path.name!r} exists with another configuration ({'; '.join(changed)}): "
-                    "give the new run another name, or start over."
+                    "give the new run another name, or set if_run_exists to start over."
                 )
             if self.status().get("state") == "done" and not self._has_refiner():
                 shutil.rmtree(self.checkpoints, ignore_errors=True)

@@ -9,6 +9,7 @@ from comfy_api.latest import io, ui
 from ...training.memory.estimate import SIZES
 from ...training.memory.models import LARGEST_SIDE
 from ..host.absent import absent
+from ..host.columns import keep_columns
 from ..host.memory_estimate import CUSTOM, columns_image
 from ..host.schema import declare
 
@@ -47,7 +48,7 @@ def shown(node: type, estimate: Any, *numbers: int, chart: Any = None) -> io.Nod
     Where nothing fits, the size or number that would is no 0 to go on with: a node behind it is not run, and says why.
     """
     chart = columns_image(estimate) if chart is None else chart
-    report = estimate.report()
+    report = keep_columns(estimate.report())
     on_node = {**ui.PreviewImage(chart, cls=node).as_dict(), **ui.PreviewText(report).as_dict()}
     none = "There is no number to give here: nothing of the kind fits into the memory, or the model makes no clips."
     outputs = [number or absent(none) for number in numbers]

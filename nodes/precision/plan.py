@@ -9,6 +9,7 @@ from comfy_api.latest import io, ui
 from ...training.errors import BadInput
 from ...training.precision.presets import PRESETS, preset_plan
 from ..host.absent import absent
+from ..host.columns import keep_columns
 from ..host.precision.plan import apply_plan, device_of
 from ..host.schema import check_choice, declare, node_schema
 from .plan_type import PrecisionPlanType
@@ -80,7 +81,8 @@ class Ref2VApplyPrecisionPlan(io.ComfyNode):
             else value
             for name, value in (("model", planned.model), ("clip", planned.clip), ("vae", planned.vae))
         ]
-        return io.NodeOutput(*outputs, planned.table, ui=ui.PreviewText(planned.table).as_dict())
+        table = keep_columns(planned.table)
+        return io.NodeOutput(*outputs, table, ui=ui.PreviewText(table).as_dict())
 
 
 NODES = [Ref2VApplyPrecisionPlan]
