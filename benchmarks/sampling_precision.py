@@ -56,7 +56,7 @@ def main() -> None:
     met = median(ratios["default"]) <= GOAL
     body = "\n\n".join(
         [
-            "## Sampling with Select Model Precision at default",
+            "### Sampling with Select Model Precision at default",
             f"A UNet of the SD 1.5 shape with one level (random weights), {options.size} px, {options.steps} steps, "
             f"CFG, {options.pairs} repetitions in turns, median (lowest..highest). All latents are equal to the bit.",
             table(["", "measured", "goal"], rows),
