@@ -14,7 +14,7 @@ import torch
 
 from ...training.errors import BadInput
 
-__all__ = ["LOADED_STATE", "cast_weight", "copy_module", "is_quantized", "unpatched"]
+__all__ = ["LOADED_STATE", "cast_weight", "copy_module", "forget_loading", "is_quantized", "unpatched"]
 
 # What the host hangs on a module while it is loaded: a copy that kept it would be taken for loaded already.
 LOADED_STATE = (
@@ -74,7 +74,7 @@ def copy_module(
                     memo[id(held)] = held  # shared, then dropped below
         private = copy.deepcopy(module, memo)
     for part in private.modules():
-        _forget_loading(part)
+        forget_loading(part)
     if not isinstance(getattr(type(private), "device", None), property):
         private.device = torch.device("cpu")  # the host moves a model from there
     return private
@@ -117,7 +117,8 @@ def cast_weight(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return weight.to("cpu", dtype, copy=True)
 
 
-def _forget_loading(part: torch.nn.Module) -> None:
+def forget_loading(part: torch.nn.Module) -> None:
+    """Take off a copied module what the host has hung on the one that it was copied from."""
     if "prev_comfy_cast_weights" in part.__dict__:
         part.comfy_cast_weights = part.prev_comfy_cast_weights
     for attribute in LOADED_STATE:

@@ -35,7 +35,7 @@ from ...training.memory.trace import (
     fake_tensors,
 )
 from ...training.memory.vae_attention import vae_attention_bytes
-from .private_copy import LOADED_STATE
+from .private_copy import LOADED_STATE, forget_loading
 
 __all__ = ["TracedModel", "TracedVAE", "twin", "vae_backend"]
 
@@ -63,13 +63,7 @@ def twin(module: torch.nn.Module, name: str, mode: FakeTensorMode) -> torch.nn.M
     with torch.inference_mode(False):  # and outside of `mode`: small tensors that are no weights are copied as they are
         made = copy.deepcopy(module, memo)
     for part in made.modules():
-        if "prev_comfy_cast_weights" in part.__dict__:  # loaded with little memory: weights are cast as they are used
-            part.comfy_cast_weights = part.prev_comfy_cast_weights
-        for attribute in LOADED_STATE:
-            part.__dict__.pop(attribute, None)
-        for functions in ("weight_function", "bias_function"):
-            if functions in part.__dict__:
-                setattr(part, functions, [])
+        forget_loading(part)
     return made
 
 

@@ -6,11 +6,11 @@ import copy
 import hashlib
 from typing import Any
 
-import comfy.model_patcher
 import torch
 
 from ...training.errors import BadInput
 from ...training.precision.guard import FirstBadLayer
+from .precision.patcher import patcher_of_copy
 from .precision.shell import guard_of
 from .private_copy import copy_module
 from .weights import hash_weights
@@ -157,9 +157,7 @@ def with_module(vae: Any, module: torch.nn.Module, dtype: torch.dtype) -> Any:
     """`vae` again, with another module at work, which is fed in `dtype`."""
     new = copy.copy(vae)
     new.first_stage_model = module
-    new.patcher = comfy.model_patcher.ModelPatcher(
-        module, load_device=vae.patcher.load_device, offload_device=vae.patcher.offload_device
-    )
+    new.patcher = patcher_of_copy(vae.patcher, module)
     new.vae_dtype = dtype
     new.size = None
     return new

@@ -6,7 +6,6 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from ...training.memory.attention import BACKENDS
 from ...training.memory.estimate import DTYPES
 from ...training.memory.models import PRESETS
 from ..host.memory_estimate import (
@@ -15,7 +14,7 @@ from ..host.memory_estimate import (
     memory_fingerprint,
 )
 from ..host.schema import declare, node_schema
-from .shared_inputs import memory_input, shown, size_inputs
+from .shared_inputs import attention_inputs, batch_inputs, memory_input, shown, size_inputs
 
 __all__ = ["NODES"]
 
@@ -45,15 +44,7 @@ class Ref2VEstimateAttentionMemory(io.ComfyNode):
                     tooltip="The network. Not looked at when a model is connected.",
                 ),
                 *size_inputs(),
-                declare(io.Int.Input, "batch_size", default=1, min=1, max=4096, tooltip="Pictures at once."),
-                declare(
-                    io.Int.Input,
-                    "frames",
-                    default=1,
-                    min=1,
-                    max=4096,
-                    tooltip="Of a clip. Picture models take each frame as one more picture of the batch.",
-                ),
+                *batch_inputs(),
                 declare(
                     io.Combo.Input,
                     "dtype",
@@ -61,29 +52,7 @@ class Ref2VEstimateAttentionMemory(io.ComfyNode):
                     default="auto",
                     tooltip="What the network computes in. auto: the connected model's own; bf16 for a preset.",
                 ),
-                declare(
-                    io.Combo.Input,
-                    "backend",
-                    options=["auto", *BACKENDS],
-                    default="auto",
-                    tooltip="How attention is computed. auto: what this ComfyUI uses.",
-                ),
-                declare(
-                    io.Boolean.Input,
-                    "cfg",
-                    default=True,
-                    tooltip="Positive and negative go through the network in one batch, as the host does where memory "
-                    "allows it. Off for cfg 1.",
-                ),
-                declare(
-                    io.Int.Input,
-                    "text_tokens",
-                    default=0,
-                    min=0,
-                    max=100000,
-                    tooltip="Tokens of the prompt; 0 for the usual number of the network.",
-                    advanced=True,
-                ),
+                *attention_inputs(),
                 memory_input(),
                 declare(
                     io.Model.Input,

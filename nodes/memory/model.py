@@ -6,13 +6,11 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from ...training.memory.attention import BACKENDS
 from ..host.memory_estimate import (
     memory_fingerprint,
 )
-from ..host.model_memory import model_memory
 from ..host.schema import declare, node_schema
-from .shared_inputs import memory_input, shown, size_inputs
+from .shared_inputs import attention_inputs, batch_inputs, memory_input, shown, size_inputs
 
 __all__ = ["NODES"]
 
@@ -40,38 +38,8 @@ class Ref2VEstimateModelMemory(io.ComfyNode):
                     tooltip="A UNet (SD1.x, SD2.x, SDXL, our refiners), SD3, Flux or Wan, with its LoRAs.",
                 ),
                 *size_inputs(),
-                declare(io.Int.Input, "batch_size", default=1, min=1, max=4096, tooltip="Pictures at once."),
-                declare(
-                    io.Int.Input,
-                    "frames",
-                    default=1,
-                    min=1,
-                    max=4096,
-                    tooltip="Of a clip. Picture models take each frame as one more picture of the batch.",
-                ),
-                declare(
-                    io.Combo.Input,
-                    "backend",
-                    options=["auto", *BACKENDS],
-                    default="auto",
-                    tooltip="How attention is computed. auto: what this ComfyUI uses.",
-                ),
-                declare(
-                    io.Boolean.Input,
-                    "cfg",
-                    default=True,
-                    tooltip="Positive and negative go through the network in one batch, as the host does where memory "
-                    "allows it. Off for cfg 1.",
-                ),
-                declare(
-                    io.Int.Input,
-                    "text_tokens",
-                    default=0,
-                    min=0,
-                    max=100000,
-                    tooltip="Tokens of the prompt; 0 for the usual number of the network.",
-                    advanced=True,
-                ),
+                *batch_inputs(),
+                *attention_inputs(),
                 memory_input(),
                 declare(io.Clip.Input, "clip", optional=True, tooltip="Its weights are counted."),
                 declare(io.Vae.Input, "vae", optional=True, tooltip="Its weights, encoding and decoding are counted."),
@@ -132,6 +100,8 @@ class Ref2VEstimateModelMemory(io.ComfyNode):
 
     @classmethod
     def execute(cls, **inputs: Any) -> io.NodeOutput:
+        from ..host.model_memory import model_memory  # with what it traces, too much for the host's boot
+
         estimate = model_memory(**inputs)
         numbers = (estimate.total, estimate.weights, *estimate.largest_size)
         return shown(cls, estimate, *numbers, estimate.largest_batch, estimate.largest_frames)

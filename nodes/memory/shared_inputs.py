@@ -6,6 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io, ui
 
+from ...training.memory.attention import BACKENDS
 from ...training.memory.estimate import SIZES
 from ...training.memory.models import LARGEST_SIDE
 from ..host.absent import absent
@@ -13,7 +14,7 @@ from ..host.columns import keep_columns
 from ..host.memory_estimate import CUSTOM, columns_image
 from ..host.schema import declare
 
-__all__ = ["memory_input", "shown", "size_inputs"]
+__all__ = ["attention_inputs", "batch_inputs", "memory_input", "shown", "size_inputs"]
 
 
 def size_inputs() -> list[Any]:
@@ -27,6 +28,48 @@ def size_inputs() -> list[Any]:
         ),
         declare(io.Int.Input, "width", default=768, min=1, max=LARGEST_SIDE, tooltip="Pixels, with size on custom."),
         declare(io.Int.Input, "height", default=768, min=1, max=LARGEST_SIDE, tooltip="Pixels, with size on custom."),
+    ]
+
+
+def batch_inputs() -> list[Any]:
+    return [
+        declare(io.Int.Input, "batch_size", default=1, min=1, max=4096, tooltip="Pictures at once."),
+        declare(
+            io.Int.Input,
+            "frames",
+            default=1,
+            min=1,
+            max=4096,
+            tooltip="Of a clip. Picture models take each frame as one more picture of the batch.",
+        ),
+    ]
+
+
+def attention_inputs() -> list[Any]:
+    return [
+        declare(
+            io.Combo.Input,
+            "backend",
+            options=["auto", *BACKENDS],
+            default="auto",
+            tooltip="How attention is computed. auto: what this ComfyUI uses.",
+        ),
+        declare(
+            io.Boolean.Input,
+            "cfg",
+            default=True,
+            tooltip="Positive and negative go through the network in one batch, as the host does where memory "
+            "allows it. Off for cfg 1.",
+        ),
+        declare(
+            io.Int.Input,
+            "text_tokens",
+            default=0,
+            min=0,
+            max=100000,
+            tooltip="Tokens of the prompt; 0 for the usual number of the network.",
+            advanced=True,
+        ),
     ]
 
 

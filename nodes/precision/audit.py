@@ -6,7 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io, ui
 
-from ..host.precision.audit import DTYPE_CHOICES, audit_precision
+from ...training.precision.dtypes import AUDITED
 from ..host.schema import declare, node_schema
 from .plan_type import PrecisionPlanType
 
@@ -71,7 +71,7 @@ class Ref2VAuditPrecision(io.ComfyNode):
                 declare(
                     io.Combo.Input,
                     "dtypes",
-                    options=list(DTYPE_CHOICES),
+                    options=list(AUDITED),
                     default="bf16 and fp16",
                     tooltip="Compared with FP32. What FP16 cannot hold is counted in any case. On a CPU, FP16 is many "
                     "times slower.",
@@ -130,6 +130,8 @@ class Ref2VAuditPrecision(io.ComfyNode):
         image: Any = None,
         positive: Any = None,
     ) -> io.NodeOutput:
+        from ..host.precision.audit import audit_precision  # with what it measures, too much for the host's boot
+
         found = audit_precision(
             model,
             clip,

@@ -15,7 +15,7 @@ from ....training.precision.audit import SAMPLE
 from ....training.precision.audit_chart import chart, difference_picture
 from ....training.precision.audit_report import AuditPart, report
 from ....training.precision.device import support
-from ....training.precision.dtypes import DTYPES
+from ....training.precision.dtypes import AUDITED, DTYPES
 from ....training.precision.measures import FP16_LARGEST, compare_pictures
 from ....training.precision.plan import PrecisionPlan
 from ....training.precision.policy import VAE_DECODER, VAE_ENCODER
@@ -27,10 +27,8 @@ from .audit_clip import AuditedCLIP, audit_clip, runs_of_clip
 from .audit_model import AuditedModel, audit_model, check_sigmas, empty_conditioning, runs_of_model
 from .audit_vae import AuditedVAE, audit_vae, frames_of, runs_of_vae
 
-__all__ = ["DTYPE_CHOICES", "PrecisionAudit", "audit_precision"]
+__all__ = ["PrecisionAudit", "audit_precision"]
 
-# what a person picks -> the dtypes that are tried, the one to prefer first
-DTYPE_CHOICES: dict[str, tuple[str, ...]] = {"bf16 and fp16": ("bf16", "fp16"), "bf16": ("bf16",), "fp16": ("fp16",)}
 _CELL = 8  # pixels a latent cell, where no VAE says it
 
 
@@ -57,7 +55,7 @@ def audit_precision(
     seed: int,
     node_id: str | None,
 ) -> PrecisionAudit:
-    """Any of the three models, at least one. `sigmas` as check_sigmas reads them, `dtypes` a key of DTYPE_CHOICES.
+    """Any of the three models, at least one. `sigmas` as check_sigmas reads them, `dtypes` a key of AUDITED.
 
     None of what comes in is altered. A dtype that this machine lacks is left out, and said. Raises BadInput.
     """
@@ -111,10 +109,10 @@ def audit_precision(
 
 def _dtypes(wanted: str, device: torch.device) -> tuple[tuple[str, ...], list[str]]:
     """The short dtypes that this device has, and what there is to say about them."""
-    if wanted not in DTYPE_CHOICES:
-        raise BadInput(f"dtypes must be one of {', '.join(DTYPE_CHOICES)}; got {wanted!r}.")
+    if wanted not in AUDITED:
+        raise BadInput(f"dtypes must be one of {', '.join(AUDITED)}; got {wanted!r}.")
     names, notes = [], []
-    for name in DTYPE_CHOICES[wanted]:
+    for name in AUDITED[wanted]:
         found = support(device, DTYPES[name])
         if found.runs:
             names.append(name)

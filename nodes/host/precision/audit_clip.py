@@ -12,8 +12,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import comfy.model_patcher
-import comfy.sd1_clip
 import torch
 from torch import Tensor
 
@@ -25,6 +23,8 @@ from ....training.precision.dtypes import DTYPES, dtype_name
 from ....training.precision.measures import Errors
 from ....training.precision.verdict import TEXT_LIMIT, Choice, choose, say_tensor
 from ..private_copy import copy_module
+from .clip import kept_in, text_encoders
+from .patcher import patcher_of_copy, refuse_dynamic
 
 __all__ = ["AuditedCLIP", "audit_clip", "runs_of_clip"]
 
@@ -49,10 +49,10 @@ def audit_clip(clip: Any, prompt: str, names: tuple[str, ...], seed: int, step: 
     """`step(line)` is called before each run. All runs go through the host's `encode_from_tokens`; the hooks that watch
     are gone afterwards. Raises BadInput for a CLIP without text encoders that are known, or whose weights are damaged.
     """
-    encoders = _encoders(clip.cond_stage_model)
+    encoders = text_encoders(clip.cond_stage_model)
     if not encoders:
         raise BadInput(f"The clip ({type(clip.cond_stage_model).__name__}) has no text encoder that is known here.")
-    _refuse_dynamic(clip)
+    refuse_dynamic(clip.patcher, "The clip")
     # an operation of the host casts its weights to its input's dtype, so a layer runs alone as it is
     audits = {name: Audit(names, in_dtype=lambda layer, _dtype: layer, seed=seed) for name in encoders}
     found = AuditedCLIP()
@@ -86,14 +86,10 @@ def audit_clip(clip: Any, prompt: str, names: tuple[str, ...], seed: int, step: 
     for name, part in parts.items():
         found.parts.append(part)
         found.compute[name] = choose(trials[name], native, part.layers)
-        held = _storage(encoders[name])
+        held = kept_in(encoders[name])
         found.storage[name] = f"stored as loaded, in {dtype_name(held)}"
         found.notes.append(f"{name}: loaded in {dtype_name(held)}, computed in FP32 by the host.")
     return found
-
-
-def _encoders(root: torch.nn.Module) -> dict[str, Any]:
-    return {name: child for name, child in root.named_children() if isinstance(child, comfy.sd1_clip.SDClipModel)}
 
 
 def _watched(encoder: Any) -> torch.nn.Module:
@@ -102,22 +98,6 @@ def _watched(encoder: Any) -> torch.nn.Module:
     """
     text_model = getattr(encoder.transformer, "text_model", None)
     return encoder.transformer if text_model is None or encoder.return_projected_pooled else text_model
-
-
-def _refuse_dynamic(clip: Any) -> None:
-    if getattr(clip.patcher, "is_dynamic", lambda: False)():
-        raise BadInput(
-            "The clip is under this host's dynamic VRAM, which casts weights by rules of its own, so what is measured "
-            "would not be what was asked for; start ComfyUI with --disable-dynamic-vram."
-        )
-
-
-def _storage(encoder: Any) -> torch.dtype:
-    """The dtype that most of its weights are kept in."""
-    counts: dict[torch.dtype, int] = {}
-    for weight in encoder.transformer.parameters():
-        counts[weight.dtype] = counts.get(weight.dtype, 0) + weight.numel()
-    return max(counts, key=counts.__getitem__)
 
 
 def _encode(clip: Any, prompt: str) -> dict[str, list[Tensor]]:
@@ -130,7 +110,8 @@ def _encode(clip: Any, prompt: str) -> dict[str, list[Tensor]]:
 
         return look
 
-    handles = [encoder.register_forward_hook(note(name)) for name, encoder in _encoders(clip.cond_stage_model).items()]
+    encoders = text_encoders(clip.cond_stage_model)
+    handles = [encoder.register_forward_hook(note(name)) for name, encoder in encoders.items()]
     try:
         clip.encode_from_tokens(clip.tokenize(prompt), return_pooled=True)
     finally:
@@ -157,16 +138,14 @@ def _computing(encoder: Any, dtype: torch.dtype) -> Iterator[None]:
 
 def _stored(clip: Any, prompt: str, dtype: str, encoders: dict, reference: dict, parts: dict[str, AuditPart]) -> None:
     """A copy of all encoders in `dtype`, which lives as long as its one run."""
-    if all(_storage(encoder) == DTYPES[dtype] for encoder in encoders.values()):
+    if all(kept_in(encoder) == DTYPES[dtype] for encoder in encoders.values()):
         for part in parts.values():
             part.said.append(f"stored in {dtype}: that is how it was loaded, so nothing is lost by it.")
         return
     private = copy_module(clip.cond_stage_model, clip.patcher, DTYPES[dtype])
     copied = clip.clone()
     copied.cond_stage_model = private
-    copied.patcher = comfy.model_patcher.ModelPatcher(
-        private, load_device=clip.patcher.load_device, offload_device=clip.patcher.offload_device
-    )
+    copied.patcher = patcher_of_copy(clip.patcher, private)
     copied.patcher.is_clip, copied.patcher.hook_mode = True, clip.patcher.hook_mode
     copied.patcher.patches = {key: list(patches) for key, patches in clip.patcher.patches.items()}  # LoRA
     low = _encode(copied, prompt)

@@ -25,6 +25,8 @@ from ....training.precision.device import support
 from ....training.precision.dtypes import DTYPES, dtype_name
 from ....training.precision.measures import Errors
 from ....training.precision.verdict import LATENT_LIMIT, Choice, choose, keeps, say_tensor
+from ..private_copy import is_quantized
+from .patcher import refuse_dynamic
 
 __all__ = ["AuditedModel", "audit_model", "check_sigmas", "empty_conditioning", "runs_of_model"]
 
@@ -172,13 +174,9 @@ def _unload(clone: Any) -> None:
 
 
 def _refuse(model: Any) -> None:
-    if getattr(model, "is_dynamic", lambda: False)():
-        raise BadInput(
-            "The model is under this host's dynamic VRAM, which casts weights by rules of its own, so what is measured "
-            "would not be what was asked for; start ComfyUI with --disable-dynamic-vram."
-        )
+    refuse_dynamic(model, "The model")
     for key, weight in model.model.diffusion_model.named_parameters():
-        if type(weight) is not torch.nn.Parameter and hasattr(weight, "dequantize"):
+        if is_quantized(weight):
             raise BadInput(f"The model's weight {key} is quantized, so other dtypes say nothing about it.")
 
 

@@ -22,14 +22,23 @@ import comfy.sd1_clip
 import torch
 
 from ....training.errors import BadInput
-from ....training.precision.dtypes import dtype_name
+from ....training.precision.dtypes import dtype_name, dtype_of_most
 from ....training.precision.policy import TEXT_ENCODER, automatic
 from ....training.precision.settle import DEFAULT, settle, settle_storage
 from ..private_copy import cast_weight, copy_module, is_quantized, unpatched
 from .patcher import carry, patcher_of_copy, refuse_dynamic
 from .shell import guard_of
 
-__all__ = ["ALL", "ENCODERS", "SelectedCLIP", "compute_dtypes", "encoder_dtypes", "select_clip_precision"]
+__all__ = [
+    "ALL",
+    "ENCODERS",
+    "SelectedCLIP",
+    "compute_dtypes",
+    "encoder_dtypes",
+    "kept_in",
+    "select_clip_precision",
+    "text_encoders",
+]
 
 ALL = "all"
 ENCODERS = (
@@ -93,7 +102,7 @@ def select_clip_precision(
     origin = getattr(clip.cond_stage_model, "ref2v_origin", None)
     source = origin.clip if origin else clip
     root, device = source.cond_stage_model, clip.patcher.load_device
-    loaded = {name: _Dtypes(_kept_in(part), _HOST_COMPUTE) for name, part in _encoders(root).items()}
+    loaded = {name: _Dtypes(kept_in(part), _HOST_COMPUTE) for name, part in text_encoders(root).items()}
     lines = [f"{type(root).__name__} on {device}"]
     if not loaded:
         if storage == compute == DEFAULT:
@@ -131,7 +140,7 @@ def select_clip_precision(
 
 def compute_dtypes(clip: Any) -> dict[str, torch.dtype]:
     """The encoders of a CLIP that compute in another dtype than the host's own, FP32."""
-    encoders = _encoders(clip.cond_stage_model).items()
+    encoders = text_encoders(clip.cond_stage_model).items()
     found = {name: getattr(encoder.transformer, "ref2v_compute", None) for name, encoder in encoders}
     return {name: dtype for name, dtype in found.items() if dtype is not None}
 
@@ -139,23 +148,21 @@ def compute_dtypes(clip: Any) -> dict[str, torch.dtype]:
 def encoder_dtypes(clip: Any) -> dict[str, tuple[torch.dtype, torch.dtype]]:
     """(storage, compute) of each text encoder of a CLIP, by its name."""
     computes = compute_dtypes(clip)
-    encoders = _encoders(clip.cond_stage_model).items()
-    return {name: (_kept_in(encoder), computes.get(name, _HOST_COMPUTE)) for name, encoder in encoders}
+    encoders = text_encoders(clip.cond_stage_model).items()
+    return {name: (kept_in(encoder), computes.get(name, _HOST_COMPUTE)) for name, encoder in encoders}
 
 
 # ---------------------------------------------------------------------------------------------------- what is in a CLIP
 
 
-def _encoders(root: torch.nn.Module) -> dict[str, torch.nn.Module]:
+def text_encoders(root: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """The text encoders of a CLIP's model, by the names that the host gives them."""
     return {name: part for name, part in root.named_children() if isinstance(part, comfy.sd1_clip.SDClipModel)}
 
 
-def _kept_in(encoder: torch.nn.Module) -> torch.dtype:
+def kept_in(encoder: torch.nn.Module) -> torch.dtype:
     """The dtype of most of its weights."""
-    sizes: dict[torch.dtype, int] = {}
-    for weight in encoder.transformer.parameters():
-        sizes[weight.dtype] = sizes.get(weight.dtype, 0) + weight.numel()
-    return max(sizes, key=sizes.get)
+    return dtype_of_most(encoder.transformer.parameters())
 
 
 def _bytes(root: torch.nn.Module, name: str) -> int:

@@ -11,14 +11,14 @@ from typing import Any
 
 import comfy.hooks
 import comfy.model_management
-import comfy.model_patcher
-import comfy.sd1_clip
 import torch
 
 from ....training.errors import BadInput
 from ....training.precision.guard import is_finite
 from ..private_copy import copy_module
+from .clip import text_encoders
 from .guard import Call, Guard, beside, check_room
+from .patcher import patcher_of_copy
 from .shell import guard_of, shell
 
 __all__ = ["guard_clip"]
@@ -89,8 +89,7 @@ class _GuardedCLIP:
 
 def _part(module: torch.nn.Module, layer: str) -> str:
     """ "CLIP (clip_g)", by the encoder in which the layer lies."""
-    encoders = [name for name, child in module.named_children() if isinstance(child, comfy.sd1_clip.SDClipModel)]
-    within = [name for name in encoders if layer == name or layer.startswith(f"{name}.")]
+    within = [name for name in text_encoders(module) if layer == name or layer.startswith(f"{name}.")]
     return f"CLIP ({within[0]})" if within else "CLIP"
 
 
@@ -118,9 +117,7 @@ def _float32_patcher(module: torch.nn.Module) -> Any:
             part.dtype = torch.float32
         if "ref2v_compute" in part.__dict__:  # what Select CLIP Precision has chosen
             part.ref2v_compute = torch.float32
-    new = comfy.model_patcher.ModelPatcher(
-        private, load_device=patcher.load_device, offload_device=patcher.offload_device
-    )
+    new = patcher_of_copy(patcher, private)
     new.is_clip, new.hook_mode = True, comfy.hooks.EnumHookMode.MinVram
     new.patches = {key: list(patches) for key, patches in patcher.patches.items()}
     return new

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import comfy.model_patcher
 import torch
 from comfy.patcher_extension import CallbacksMP, WrapperExecutor, WrappersMP
 
@@ -13,6 +12,7 @@ from ....training.errors import BadInput
 from ....training.precision.guard import is_finite
 from ..private_copy import copy_module
 from .guard import Call, Guard, beside, check_room
+from .patcher import patcher_of_copy
 from .shell import bare_copy
 
 __all__ = ["guard_model", "network_name"]
@@ -135,9 +135,7 @@ def _float32_patcher(base: Any) -> Any:
     for part in private.modules():
         if isinstance(part.__dict__.get("dtype"), torch.dtype):
             part.dtype = torch.float32  # what the host asks, beside the weights
-    new = comfy.model_patcher.ModelPatcher(
-        private, load_device=patcher.load_device, offload_device=patcher.offload_device
-    )
+    new = patcher_of_copy(patcher, private)
     new.patches = {key: list(patches) for key, patches in patcher.patches.items()}
     for key, functions in getattr(patcher, "weight_wrapper_patches", {}).items():
         for function in functions:

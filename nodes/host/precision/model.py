@@ -17,7 +17,7 @@ import comfy.ldm.modules.attention
 import torch
 
 from ....training.errors import BadInput
-from ....training.precision.dtypes import dtype_name
+from ....training.precision.dtypes import dtype_name, dtype_of_most
 from ....training.precision.module_kinds import EMBEDDINGS, IN_OUT, NORMS, find_modules, split_patterns
 from ....training.precision.policy import DIFFUSION_MODEL, automatic
 from ....training.precision.settle import DEFAULT, settle, settle_storage
@@ -137,11 +137,8 @@ def _kind(source: Any) -> str:
 
 def model_dtypes(model: Any) -> tuple[torch.dtype, torch.dtype]:
     """(dtype that most weights are kept in, dtype that the layers compute in) of a MODEL as it is."""
-    sizes: dict[torch.dtype, int] = {}
-    for weight in model.model.diffusion_model.parameters():
-        sizes[weight.dtype] = sizes.get(weight.dtype, 0) + weight.numel()
     computes = model.get_model_object("manual_cast_dtype") or model.model.get_dtype()
-    return max(sizes, key=sizes.get), computes
+    return dtype_of_most(model.model.diffusion_model.parameters()), computes
 
 
 def _warnings(

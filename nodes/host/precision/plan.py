@@ -127,7 +127,7 @@ def _weights_of(module: torch.nn.Module, names: Iterable[str] | None) -> list[to
 
 
 def _bytes(weights: Iterable[torch.Tensor]) -> int:
-    return sum(weight.numel() * weight.element_size() for weight in weights)
+    return sum(weight.nbytes for weight in weights)
 
 
 def _why(reasons: Mapping[str, str], *parts: str) -> str:

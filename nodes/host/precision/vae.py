@@ -17,6 +17,7 @@ from ....training.precision.dtypes import dtype_name
 from ....training.precision.policy import VAE_DECODER, VAE_ENCODER, automatic
 from ....training.precision.settle import DEFAULT, settle
 from ..vae import class_name, copy_vae, refuse_empty
+from .patcher import refuse_dynamic
 from .shell import guard_of, half_dtype
 from .vae_halves import find_halves, lacking_half
 from .vae_split import is_all_in, split_vae
@@ -157,11 +158,7 @@ def _rounded_before(source: Any, *dtypes: torch.dtype) -> list[str]:
 
 def _refuse_what_cannot_be_copied(source: Any) -> None:
     what, patcher = class_name(source), source.patcher
-    if getattr(patcher, "is_dynamic", lambda: False)():
-        raise BadInput(
-            f"The VAE ({what}) is under this host's dynamic VRAM, where weights are in the file's precision and cast "
-            f"as they are used, so a dtype of our own would be ignored; start ComfyUI with --disable-dynamic-vram."
-        )
+    refuse_dynamic(patcher, f"The VAE ({what})")
     if patcher.patches:
         raise BadInput(f"The VAE ({what}) is patched by another node; select its precision before that node.")
     if not any(True for _ in source.first_stage_model.children()):
