@@ -1,11 +1,13 @@
 """The real host, booted once for the whole session, with the test checkpoints in its models folder."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.host.checkpoints import FULL, SMALL, make_checkpoints
+from tests.host.dataset_graphs import real_stills, small_pictures
 from tests.host.server import PACK, HostServer
 
 STATE = PACK / ".dev"  # what dev.py keeps: the host, and here the checkpoints between two sessions
@@ -40,3 +42,14 @@ def full_checkpoint(host_path, host) -> str:
     """The name under which the host finds a checkpoint with the true shape of SD 1.5 (5 GiB of memory once loaded)."""
     make_checkpoints(host_path, host.base / "models" / "checkpoints", (FULL,), cache=STATE / "checkpoints")
     return FULL
+
+
+@pytest.fixture(scope="session")
+def stills() -> list[Path]:
+    return real_stills()
+
+
+@pytest.fixture
+def folder(host, stills, request):
+    """input/<test's name> with eight small pictures, and the same name for a node's `folder`."""
+    return small_pictures(host.base / "input" / re.sub(r"\W", "_", request.node.name), stills)

@@ -1,8 +1,6 @@
 """Build Refiner Dataset given what it cannot use: one sentence each, and nothing half-written."""
 
 import os
-import re
-from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -17,21 +15,8 @@ from tests.host.dataset_graphs import (
     dataset,
     datasets,
     prompt,
-    real_stills,
     report,
-    small_pictures,
 )
-
-
-@pytest.fixture(scope="module")
-def stills() -> list[Path]:
-    return real_stills()
-
-
-@pytest.fixture
-def folder(host, stills, request):
-    """input/<test's name> with eight small pictures, and the same name for the node's `folder`."""
-    return small_pictures(host.base / "input" / re.sub(r"\W", "_", request.node.name), stills)
 
 
 def test_bad_files_among_good_ones_are_skipped_and_named(host, folder):

@@ -2,9 +2,7 @@
 
 import json
 import os
-import re
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,25 +16,11 @@ from tests.host.dataset_graphs import (
     dataset,
     datasets,
     prompt,
-    real_stills,
     report,
-    small_pictures,
 )
 from training.data.buckets import resize_and_crop
 from training.data.degrade import degrade
 from training.data.pictures import read_picture
-
-
-@pytest.fixture(scope="module")
-def stills() -> list[Path]:
-    return real_stills()
-
-
-@pytest.fixture
-def folder(host, stills, request):
-    """input/<test's name> with eight small pictures, and the same name for the node's `folder`."""
-    return small_pictures(host.base / "input" / re.sub(r"\W", "_", request.node.name), stills)
-
 
 # --------------------------------------------------------------------------------------------- pictures and degradation
 
