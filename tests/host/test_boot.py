@@ -41,12 +41,11 @@ def text_to_picture(checkpoint: str, side: int = 64, steps: int = 4) -> dict:
 # ------------------------------------------------------------------------------------------------------------ the pack
 
 
-def test_host_boots_within_a_minute(host):
-    assert host.boot_seconds < 60
-
-
 def test_pack_is_imported_without_a_word_of_complaint(host):
-    about_us = [line for line in host.log.splitlines() if PACK_NAME in line]
+    # Up to the line that ends the boot: later tests that share this host provoke refusals, which it logs with our name.
+    boot, ready, _ = host.log.partition("To see the GUI go to")
+    about_us = [line for line in boot.splitlines() if PACK_NAME in line]
+    assert ready, host.log
     assert any("seconds" in line for line in about_us), host.log  # the host's list of import times
     assert not [line for line in about_us if re.search("error|warning|fail|cannot|traceback", line, re.I)], host.log
 
