@@ -73,9 +73,9 @@ def training_rows(small: bool) -> list[list[object]]:
     """[what, estimate, measured] of real forward and backward passes and optimizer steps."""
     import torch
 
-    from benchmarks.reference_adamw import make_stepper
+    from benchmarks.optimizer_steps import measure_step
     from training.memory.meter import StorageMeter
-    from training.memory.optimizers import GRADIENTS, OPTIMIZERS, PARAMETERS
+    from training.memory.optimizers import OPTIMIZERS, PARAMETERS
     from training.memory.training_trace import NETWORKS, TracedTraining, attention_of, prepare, training_step
 
     rows: list[list[object]] = []
@@ -99,22 +99,14 @@ def training_rows(small: bool) -> list[list[object]]:
                         training_step(network, net, batch, autocast)
                     words = f"{name}, 32x24 cells, batch 2, {'bf16 autocast' if autocast else 'fp32'}, {attention}"
                     rows.append([words + (", checkpointing" if checkpointing else ""), said, meter.peak])
+    counts = [4_000_000, 2_000_000, 64_000, 32_000]
     for name, optimizer in OPTIMIZERS.items():
-        dtype = torch.float32 if optimizer.parameters == 4 else torch.bfloat16
-        parameters = [torch.nn.Parameter(torch.randn(size, dtype=dtype)) for size in (4_000_000, 2_000_000, 64_000)]
-        state, step = make_stepper(name, parameters)
-        for parameter in parameters:
-            parameter.grad = torch.randn_like(parameter)
-        meter = StorageMeter(*state, label=PARAMETERS)
-        meter.hold(GRADIENTS, [parameter.grad for parameter in parameters])
-        meter.hold(PARAMETERS, parameters)
-        with meter:
-            step()
-        count = sum(parameter.numel() for parameter in parameters)
-        said = (optimizer.per_parameter + optimizer.step) * count + optimizer.step_of_one * 4_000_000
-        if dtype == torch.float32:  # torch counts its steps in one number a tensor, which is said not to be counted
-            said += 4 * len(parameters)
-        rows.append([f"a step of {name}, 6 M parameters", said, meter.peak])
+        kept = (optimizer.parameters + optimizer.gradients) * sum(counts)
+        for gpu in (False, True) if optimizer.rounding else (False,):
+            state, peak = measure_step(name, counts, gpu=gpu)
+            said = optimizer.per_parameter * sum(counts) + optimizer.step_bytes(counts, gpu=gpu)
+            chunks = " (a GPU's chunks, on the CPU)" if gpu else ""
+            rows.append([f"a step of {name}, 6 M parameters{chunks}", said, kept + state + peak])
     return rows
 
 

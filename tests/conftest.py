@@ -7,7 +7,16 @@ Appending keeps `training` and `tests` importable here without ever shadowing an
 import sys
 from pathlib import Path
 
+from hypothesis import settings
+
 ROOT = Path(__file__).resolve().parent.parent
 
 if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))
+
+
+def pytest_configure(config):
+    """A commit is judged by the same examples every time; `dev.py test --full` (no marker left out) looks for new ones."""
+    settings.register_profile("the same examples", derandomize=True)
+    if config.getoption("markexpr"):
+        settings.load_profile("the same examples")

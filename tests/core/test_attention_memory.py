@@ -215,6 +215,9 @@ def test_spare_and_missing_bytes_are_exact():
     assert at(answer.need).verdict.startswith("fits with 0 B")
     assert at(answer.need - 1).verdict.startswith("fits if the host offloads 1 B")
     assert at(answer.need - answer.weights).fits and not at(answer.need - answer.weights - 1).fits
+    # the weights of a network without a GPU are in main memory already
+    here = dataclasses.replace(answer, machine=Machine(answer.need - 1, 2**40, False, ""))
+    assert not here.fits and here.verdict.startswith("does not fit")
 
 
 def test_split_refuses_like_the_host():

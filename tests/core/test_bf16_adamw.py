@@ -205,7 +205,7 @@ def test_the_neighbours_in_a_chunk_change_nothing(rounding, moments, monkeypatch
     given = {name: torch.randn(shape, generator=generator).bfloat16() for name, shape in shapes.items()}
     ends = []
     for chunk, order in [(2**16, "abcde"), (10, "abcde"), (1, "edcba"), (16, "cadeb")]:
-        monkeypatch.setattr(bf16_adamw, "_CPU_CHUNK", chunk)
+        monkeypatch.setattr(bf16_adamw, "CPU_CHUNK", chunk)
         parameters = {name: nn.Parameter(start[name].clone()) for name in order}
         steps_of(
             parameters, {p: given[name] for name, p in parameters.items()}, rounding=rounding, moments=moments

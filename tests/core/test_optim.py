@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from training.memory.meter import StorageMeter
 from training.optim.ema import EMA, ema_decay
 from training.optim.schedule import warmup_cosine
 
@@ -76,3 +77,12 @@ def test_a_restored_average_goes_on_as_if_never_stopped():
         net.weight.mul_(2)
     ema.update(1), copy.update(1)
     assert torch.equal(copy.net.weight, ema.net.weight)
+
+
+def test_the_average_of_bf16_weights_needs_one_float32_copy_at_a_time():
+    net = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(8))).bfloat16()
+    ema = EMA(net, 0.9)
+    with StorageMeter(*net.parameters(), *ema.net.parameters()) as meter:
+        held = meter.live
+        ema.update(0)
+    assert meter.peak - held == 4 * 64 * 64

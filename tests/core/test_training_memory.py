@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.reference_adamw import make_stepper
+from benchmarks import optimizer_steps
 from training.errors import BadInput
 from training.memory.attention import BACKENDS, AttentionCall
 from training.memory.machine import Machine, overhead, planned_machine
@@ -92,24 +92,20 @@ def test_a_traced_step_is_a_real_one(traced, weights, autocast, attention, check
     assert said.terms == got
 
 
+@pytest.mark.parametrize("gpu", [False, True], ids=["in a CPU's chunks", "in a GPU's chunks"])
+@pytest.mark.parametrize("counts", [(40_000, 20_000, 3_000), (300_000, 90_000, 40_000, 30_000)])
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
-def test_an_optimizers_states_and_step_are_those_of_a_real_one(name):
-    optimizer, dtype = OPTIMIZERS[name], torch.float32 if OPTIMIZERS[name].parameters == 4 else torch.bfloat16
-    parameters = [torch.nn.Parameter(torch.randn(size, dtype=dtype)) for size in (40_000, 20_000, 3_000)]
-    state, step = make_stepper(name, parameters)
-    count = sum(parameter.numel() for parameter in parameters)
-    for parameter in parameters:
-        parameter.grad = torch.randn_like(parameter)
-    meter = StorageMeter(*parameters, *(parameter.grad for parameter in parameters), *state)
-    before = [parameter.detach().clone() for parameter in parameters]
-    with meter:
-        step()
-    assert all(not torch.equal(a, b) for a, b in zip(before, parameters, strict=True))  # it did something
-    largest = max(parameter.numel() for parameter in parameters)
-    counters = 4 * len(parameters) if dtype == torch.float32 else 0  # torch's optimizers count their steps in tensors
-    said = (optimizer.per_parameter + optimizer.step) * count + optimizer.step_of_one * largest
-    assert meter.peak - counters <= said <= 1.15 * meter.peak
-    assert sum(tensor.nbytes for tensor in state) - counters == sum(optimizer.states.values()) * count
+def test_an_optimizers_states_and_step_are_those_of_a_real_one(name, counts, gpu):
+    seen = []
+    state, peak = optimizer_steps.measure_step(
+        name, counts, gpu=gpu, moved=lambda parameters: seen.append([p.detach().clone() for p in parameters])
+    )
+    assert all(not torch.equal(a, b) for a, b in zip(*seen, strict=True))  # it did something
+    optimizer = OPTIMIZERS[name]
+    assert state == sum(optimizer.states.values()) * sum(counts)
+    said = optimizer.step_bytes(counts, gpu=gpu)
+    # a few numbers a step (its rates, the keys of the noise) are not counted
+    assert peak - 256 <= said <= 1.05 * peak if said else peak < 256
 
 
 def test_cuda_autocast_computes_norms_in_fp32(traced):
@@ -187,7 +183,9 @@ traces = st.builds(
     terms=st.fixed_dictionaries({"activations": st.integers(0, 2**40)}),
     outside=st.integers(0, 2**40),
     moments=st.lists(st.tuples(st.integers(0, 2**40), calls), max_size=3).map(tuple),
-    backend=st.sampled_from([backend for backend in BACKENDS if backend not in ("flash", "xformers", "pytorch")]),
+    # without those that split keys where few queries are spread over a whole GPU: their partial results shrink as
+    # pictures grow (sage among them, which hands on what it cannot do)
+    backend=st.sampled_from([name for name in BACKENDS if name not in ("flash", "xformers", "pytorch", "sage")]),
 )
 
 
@@ -224,7 +222,7 @@ def answer(machine=CPU, most=10**9, **asked):
     count = 10**8
     trace = StepTrace({PARAMETERS: 4 * count, "activations": most, GRADIENTS: 4 * count}, most)
     saved = StepTrace({**trace.terms, "activations": most // 3}, most // 3)
-    return TrainingEstimate(question, machine, Sizes(count, 10**7, 0.5, most, 2), 10**6, trace, saved)
+    return TrainingEstimate(question, machine, Sizes(count, 10**7, 0.5, most, 2), (10**6,) * 100, trace, saved)
 
 
 @given(st.integers(1, 64), st.sampled_from(list(LAYOUTS)), st.integers(1, 64), st.integers(2**20, 2**42), st.booleans())
@@ -242,7 +240,7 @@ def test_7_b_parameters():
     """FACTS: 7 B parameters in FP32 are 28 GB of weights alone; AdamW keeps 16 bytes for each, pure BF16 12 to 16."""
     seven = Sizes(7 * 10**9, 10**8, 0.9, 0, 2)
     assert in_layout("one GPU", 1, 1, OPTIMIZERS["AdamW"], seven, False)[PARAMETERS] == 28 * 10**9
-    assert [optimizer.per_parameter for optimizer in OPTIMIZERS.values()] == [16, 16, 12, 14, 16]
+    assert [optimizer.per_parameter for optimizer in OPTIMIZERS.values()] == [16, 16, 12, 14, 16, 8, 10, 12]
     ema = in_layout("one GPU", 1, 1, OPTIMIZERS["AdamW"], seven, True)
     assert sum(ema.values()) == 140 * 10**9
 
@@ -258,7 +256,7 @@ def test_what_to_change_first_is_the_cheapest_that_is_enough():
 
 def test_the_average_of_bf16_weights_is_a_moment_of_its_own():
     moments = answer(optimizer="AdamW, bf16 Kahan").moments()
-    assert moments["average"]["temporaries"] == 4 * 10**8
+    assert moments["average"]["temporaries"] == 4 * 10**6  # one weight after another
     assert "average" not in answer().moments() and STEP in answer().moments()
 
 

@@ -98,8 +98,8 @@ class AttentionEstimate:
 
     @property
     def fits(self) -> bool:
-        """At least with all weights offloaded."""
-        return self.refused is None and self.short <= self.weights
+        """On a GPU at least with all weights offloaded; main memory has nowhere to offload them to."""
+        return self.refused is None and self.short <= (self.weights if self.machine.gpu else 0)
 
     @cached_property
     def fitting(self) -> tuple[int, int]:

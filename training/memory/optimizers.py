@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import BadInput
+from ..optim.adamw import Moments, Rounding
+from ..optim.bf16_adamw import CHUNK, CPU_CHUNK, LARGE
 
 __all__ = ["EMA", "GRADIENTS", "LAYOUTS", "OPTIMIZERS", "PARAMETERS", "Optimizer", "Sizes", "in_layout"]
 
@@ -14,31 +16,55 @@ PARAMETERS, GRADIENTS, EMA = "parameters", "gradients", "moving average"
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Bytes per parameter. states: label -> bytes, FP32 moments among them. step: bytes per parameter that come and go
-    in its step; step_of_one: the same, for the largest parameter only (it goes through them one by one)."""
+    """Bytes per parameter. states: label -> bytes, the moments among them.
+
+    step: bytes per parameter that come and go in a step. For our own AdamW, whose step goes through the parameters in
+    chunks, joined and alone: bytes per element of a chunk, where it joins several small parameters or is (a piece of)
+    one large parameter; how many elements these are follows training/optim/bf16_adamw.py.
+    rounding, moments: what a run's configuration calls this one, for weights in BF16.
+    """
 
     parameters: int
     gradients: int
     states: Mapping[str, int]
     step: int = 0
-    step_of_one: int = 0
+    joined: int = 0
+    alone: int = 0
+    rounding: Rounding | None = None
+    moments: Moments = "fp32"
 
     @property
     def per_parameter(self) -> int:
         """Parameters, gradients and states; no average, no activations."""
         return self.parameters + self.gradients + sum(self.states.values())
 
+    def step_bytes(self, counts: Sequence[int], *, gpu: bool) -> int:
+        """Bytes that come and go in a step over parameters of so many elements each."""
+        if not gpu:
+            return self.step * sum(counts) + self.joined * min(CPU_CHUNK, sum(counts))
+        small = sum(count for count in counts if count < LARGE)
+        large = max((count for count in counts if count >= LARGE), default=0)
+        return self.step * sum(counts) + max(self.joined * min(CHUNK, small), self.alone * large)
 
-# Loshchilov & Hutter 2019: two moments, in FP32 everywhere (a second moment in BF16 never decays at beta2 0.999).
-_MOMENTS = {"moments": 8}
+
+def _ours(rounding: Rounding, moments: Moments, rest: dict[str, int], joined: int, alone: int) -> Optimizer:
+    states = {"moments": 8 if moments == "fp32" else 4, **rest}
+    return Optimizer(2, 2, states, joined=joined, alone=alone, rounding=rounding, moments=moments)
+
+
+# Loshchilov & Hutter 2019: two moments, in FP32 unless said otherwise.
 OPTIMIZERS: dict[str, Optimizer] = {
-    "AdamW": Optimizer(4, 4, _MOMENTS),  # fused=True, as our loop has it: one kernel, no temporaries
+    "AdamW": Optimizer(4, 4, {"moments": 8}),  # fused=True, as our loop has it: one kernel, no temporaries
     # PyTorch's default on CUDA: the square root of all second moments at once
-    "AdamW, foreach": Optimizer(4, 4, _MOMENTS, step=4),
-    # the update in FP32, one tensor at a time: the weight, the update and random bits
-    "AdamW, bf16 stochastic rounding": Optimizer(2, 2, _MOMENTS, step_of_one=12),
-    "AdamW, bf16 Kahan": Optimizer(2, 2, {**_MOMENTS, "compensation": 2}, step_of_one=20),
-    "AdamW, bf16 with FP32 master": Optimizer(2, 2, {**_MOMENTS, "master weights": 4}, step_of_one=8),
+    "AdamW, foreach": Optimizer(4, 4, {"moments": 8}, step=4),
+    # the update in FP32, a chunk at a time: the weight, the update, random bits and their index
+    "AdamW, bf16 stochastic rounding": _ours("stochastic", "fp32", {}, 42, 22),
+    "AdamW, bf16 Kahan": _ours("kahan", "fp32", {"compensation": 2}, 39, 17),
+    "AdamW, bf16 with FP32 master": _ours("master", "fp32", {"master weights": 4}, 36, 12),
+    # moments in BF16, stochastically rounded: rounded to nearest, the second one would never decay
+    "AdamW, bf16 stochastic rounding, bf16 moments": _ours("stochastic", "bf16", {}, 50, 34),
+    "AdamW, bf16 Kahan, bf16 moments": _ours("kahan", "bf16", {"compensation": 2}, 52, 34),
+    "AdamW, bf16 with FP32 master, bf16 moments": _ours("master", "bf16", {"master weights": 4}, 50, 30),
 }
 
 

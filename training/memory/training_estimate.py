@@ -62,12 +62,13 @@ class TrainingQuestion:
 
 @dataclass(frozen=True)
 class TrainingEstimate:
-    """asked: forward and backward as asked; other: with gradient checkpointing the other way round, or None."""
+    """counts: elements of each parameter. asked: forward and backward as asked; other: with gradient checkpointing the
+    other way round, or None."""
 
     question: TrainingQuestion
     machine: Machine
     sizes: Sizes
-    largest_parameter: int
+    counts: tuple[int, ...]
     asked: StepTrace
     other: StepTrace | None = field(default=None)
 
@@ -81,16 +82,16 @@ class TrainingEstimate:
 
     def moments(self, trace: StepTrace | None = None) -> dict[str, dict[str, int]]:
         """moment -> label -> bytes on one GPU, overhead not included; the peak of training is the largest."""
-        trace, states, count = trace or self.asked, self._states(), self.sizes.parameters
+        trace, states = trace or self.asked, self._states()
         parameters = trace.terms[PARAMETERS]
-        step = self.optimizer.step * count + self.optimizer.step_of_one * self.largest_parameter
-        gradients = self.optimizer.gradients * count
+        step = self.optimizer.step_bytes(self.counts, gpu=self.machine.gpu)
+        gradients = self.optimizer.gradients * self.sizes.parameters
         found = {
             FORWARD: {**trace.terms, **states},
             STEP: {PARAMETERS: parameters, GRADIENTS: gradients, **states, **({"temporaries": step} if step else {})},
         }
-        if self.question.ema and self.question.bf16_weights:  # the average is FP32: the weights are cast for it
-            found[AVERAGE] = {PARAMETERS: parameters, **states, "temporaries": 4 * count}
+        if self.question.ema and self.question.bf16_weights:  # the average is FP32: each weight is cast for it in turn
+            found[AVERAGE] = {PARAMETERS: parameters, **states, "temporaries": 4 * max(self.counts)}
         return found
 
     def peak_terms(self, trace: StepTrace | None = None) -> dict[str, int]:
@@ -223,7 +224,7 @@ class TrainingEstimate:
             "On each GPU (several: an upper bound, in closed form, not measured):",
             *table_of(self.columns()),
             "",
-            f"{'bytes per parameter':<36}"
+            f"{'bytes per parameter':<46}"
             + "".join(f"{name:>10}" for name in ("weights", "gradients", "states", "average"))
             + f"{'sum':>8}    all",
         ]
@@ -231,7 +232,7 @@ class TrainingEstimate:
             average = 4 if asked.ema else 0
             total = each.per_parameter + average
             states = sum(each.states.values())
-            row = f"{name:<36}{each.parameters:>10}{each.gradients:>10}{states:>10}{average:>10}{total:>8}"
+            row = f"{name:<46}{each.parameters:>10}{each.gradients:>10}{states:>10}{average:>10}{total:>8}"
             lines.append(f"{row}    {in_words(total * count)}{' <' if name == asked.optimizer else ''}")
         if changes := self.changes():
             lines += ["", f"{'one change':<40}{'then':>12}    its price"]
@@ -266,4 +267,4 @@ def estimate_training(question: TrainingQuestion, machine: Machine, *, compare: 
     other = trace(not question.checkpointing) if compare else None
     size = 4 if question.precision == "fp32" else 2
     sizes = Sizes(traced.parameters, traced.largest_unit(), traced.split_share(), asked.most, size)
-    return TrainingEstimate(question, machine, sizes, traced.largest_parameter, asked, other)
+    return TrainingEstimate(question, machine, sizes, traced.counts, asked, other)

@@ -104,12 +104,13 @@ class TracedTraining:
             self.net = copy.deepcopy(net, memo).train().requires_grad_(True)
 
     @property
-    def parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.net.parameters())
+    def counts(self) -> tuple[int, ...]:
+        """Elements of each parameter."""
+        return tuple(parameter.numel() for parameter in self.net.parameters())
 
     @property
-    def largest_parameter(self) -> int:
-        return max(parameter.numel() for parameter in self.net.parameters())
+    def parameters(self) -> int:
+        return sum(self.counts)
 
     def largest_unit(self) -> int:
         """Parameters of the largest block that is gathered as one: a residual or transformer block, or what is left."""

@@ -17,7 +17,7 @@ __all__ = ["BF16AdamW"]
 
 # Elements updated at once. Eager on a CPU, where each operation is a pass of its own: few enough to stay in its cache.
 # Else a large parameter by itself, and small ones joined, since each call costs more than their arithmetic.
-_CPU_CHUNK, _CHUNK, _LARGE = 2**16, 2**22, 2**16
+CPU_CHUNK, CHUNK, LARGE = 2**16, 2**22, 2**16
 _REST = {"kahan": "compensation", "master": "master"}
 
 
@@ -133,13 +133,13 @@ class BF16AdamW(torch.optim.Optimizer):
 
     def _chunks(self, parameters: list[nn.Parameter]) -> Iterator[list[_Piece]]:
         """All elements, as lists of pieces. A list is updated before the next one is asked for."""
-        in_cache = parameters[0].device.type == "cpu" and self._compiled is None
-        room = most = _CPU_CHUNK if in_cache else _CHUNK
+        in_cache = self._in_cache(parameters[0].device)
+        room = most = CPU_CHUNK if in_cache else CHUNK
         chunk: list[_Piece] = []
 
         def alone(parameter: nn.Parameter) -> bool:
             # the indices of a piece of a split parameter take a computation of their own
-            large = parameter.numel() >= _LARGE and not in_cache
+            large = parameter.numel() >= LARGE and not in_cache
             return large or self.names[parameter] in self.blocks or not parameter.is_contiguous()
 
         for parameter in sorted(parameters, key=alone):  # those that are joined come first, and so stay together
@@ -165,6 +165,9 @@ class BF16AdamW(torch.optim.Optimizer):
                 parameter.copy_(tensors["weights"].view(parameter.shape))
         if chunk:
             yield chunk
+
+    def _in_cache(self, device: torch.device) -> bool:
+        return device.type == "cpu" and self._compiled is None
 
     def _update(self, pieces: list[_Piece], with_: tuple[float, ...], step: int, rounding: Rounding | None) -> None:
         """AdamW on one chunk: joined where it has several pieces, updated in place, laid back."""
