@@ -16,7 +16,7 @@ if str(ROOT) not in sys.path:
 
 
 def pytest_configure(config):
-    """A commit is judged by the same examples every time; `dev.py test --full` (no marker left out) looks for new ones."""
+    """The same examples every time, so that a commit is judged alike; `dev.py test --full` looks for new ones."""
     settings.register_profile("the same examples", derandomize=True)
     if config.getoption("markexpr"):
         settings.load_profile("the same examples")
