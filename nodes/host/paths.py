@@ -188,6 +188,11 @@ def dataset_folder(name: str) -> Path:
     return Path(folder_paths.get_output_directory(), _DATASETS, check_name(name, "name"))
 
 
+def latent_cache_folder() -> Path:
+    """Folder of the encoded pictures that datasets are built from, output/refiner_datasets/.latents."""
+    return Path(folder_paths.get_output_directory(), _DATASETS, ".latents")
+
+
 def move_aside(folder: Path) -> Path | None:
     """Rename `folder` to `<name>.previous-N` beside it, N the first free number; None when there was nothing."""
     if not folder.exists():

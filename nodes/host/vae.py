@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...training.data.latent_cache import LatentCache
 from ...training.errors import BadInput
 from ...training.precision.guard import FirstBadLayer
 from .precision.patcher import patcher_of_copy
@@ -78,10 +79,13 @@ class PictureEncoder:
 
     A latent that is not finite is never kept: it is encoded once more on a private FP32 copy of the VAE (the VAE that
     came in stays as it is), and if that does not help, `BadInput` names the picture and the layer that failed.
+
+    `cache`: where latents are kept and found again; those that needed FP32 are not, so that each build says so.
     """
 
-    def __init__(self, vae: Any) -> None:
+    def __init__(self, vae: Any, cache: LatentCache | None = None) -> None:
         self.vae = vae
+        self.cache = cache
         self.downscale = latent_downscale(vae)
         self.retried: list[str] = []  # pictures that needed FP32
         self._private: Any = None
@@ -92,9 +96,13 @@ class PictureEncoder:
         One picture at a time: a video VAE would take a batch for the frames of one clip, and a latent must not depend
         on the pictures beside it. Raises BadInput naming the picture.
         """
+        if self.cache is not None and (kept := self.cache.find(picture)) is not None:
+            return kept
         latent = self._encode_with(self.vae, picture, name)
         if not torch.isfinite(latent).all():
-            latent = self._encode_in_float32(picture, name)
+            return self._encode_in_float32(picture, name)
+        if self.cache is not None:
+            self.cache.keep(picture, latent)
         return latent
 
     def _encode_with(self, vae: Any, picture: torch.Tensor, name: str) -> torch.Tensor:

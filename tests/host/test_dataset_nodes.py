@@ -21,6 +21,7 @@ from tests.host.dataset_graphs import (
 from training.data.buckets import resize_and_crop
 from training.data.degrade import degrade
 from training.data.pictures import read_picture
+from training.data.shards import RefinerDataset
 
 # --------------------------------------------------------------------------------------------- pictures and degradation
 
@@ -96,6 +97,34 @@ def test_image_batch_instead_of_a_folder(host, folder):
     assert [pair.source for pair in data.pairs] == ["image00000", "image00001"]
     wanted = resize_and_crop(read_picture(folder / "aaa.png"), (data.pairs[0].width, data.pairs[0].height))
     assert torch.allclose(data.read(1)["z"], wanted * 2 - 1, atol=1e-6)
+
+
+def test_a_changed_dataset_encodes_what_changed_alone(host, folder):
+    """Targets and degraded bases are two latents a picture; the first few are looked at before the build as well."""
+    latents = {"vae": ("load", 2), "nodes": {"load": checkpoint()}, "folder": folder.name}
+    first = report(host.run(prompt("encoded", **latents)))
+    assert "Latents: 16 encoded" in first
+    picture = Image.open(folder / "ccc.png")
+    picture.putpixel((40, 40), (255, 0, 255))
+    picture.save(folder / "ccc.png")
+    touched = report(host.run(prompt("encoded", **latents)))
+    assert "Latents: 2 encoded" in touched
+    before, after = (RefinerDataset.open(path) for path in sorted(datasets(host, "encoded"), key=os.path.getmtime))
+    for i, pair in enumerate(after.pairs):
+        for name in "zb":  # each dataset has measured a scale of its own, so raw latents are compared
+            old, new = (data.read(i)[name] / data.latent["scale"] + data.latent["shift"] for data in (before, after))
+            assert torch.allclose(old, new, rtol=1e-5, atol=1e-5) == (pair.source != "ccc.png")
+    resized = report(host.run(prompt("encoded", size=128, **latents)))
+    sizes = [(pair.height, pair.width) for pair in after.pairs]
+    large = RefinerDataset.open(max(datasets(host, "encoded"), key=os.path.getmtime))
+    changed = sum(size != (pair.height, pair.width) for size, pair in zip(sizes, large.pairs, strict=True))
+    assert changed and f"Latents: {2 * changed} encoded" in resized
+    other_dtype = {"class_type": "Ref2VSelectVAEPrecision", "inputs": {"vae": ["load", 2], "encoder": "bf16",
+                                                                       "decoder": "default"}}  # fmt: skip
+    nodes = {"load": checkpoint(), "bf16": other_dtype}
+    assert "Latents: 16 encoded" in report(
+        host.run(prompt("encoded", vae=("bf16", 0), folder=folder.name, nodes=nodes))
+    )
 
 
 # ------------------------------------------------------------------------------------------------- the base model, text

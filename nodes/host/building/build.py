@@ -11,12 +11,13 @@ from pathlib import Path
 import torch
 from PIL import Image
 
+from ....training.data.latent_cache import LatentCache
 from ....training.data.shards import DatasetWriter, RefinerDataset, estimate_bytes
 from ....training.errors import BadInput
 from ..clip import CaptionEncoder, clip_fingerprint
-from ..paths import dataset_folder, move_aside
+from ..paths import dataset_folder, latent_cache_folder, move_aside
 from ..progress import NodeProgress, raise_if_interrupted
-from ..vae import PictureEncoder, vae_dtype, vae_fingerprint
+from ..vae import PictureEncoder, latent_downscale, vae_dtype, vae_fingerprint
 from .contact_sheet import contact_sheet
 from .latent_space import MEASURED_PICTURES, LatentSpace
 from .material import LatentMaterial, Material, PictureMaterial
@@ -97,7 +98,7 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
     lines = [latent_line(request, space), *text_lines(captions), *lines]
     with _writer(folder, request, space, captions) as writer:
         _write_pairs(writer, request, material, plan, facts, space, captions, ahead, progress)
-        lines += material.retried()
+        lines += material.encoded()
         writer.attach(_SHEET_FILE, _png(sheet))
         writer.attach(_REPORT_FILE, as_text(lines).encode(errors="replace"))
 
@@ -145,12 +146,21 @@ def _material(request: BuildRequest, captions: CaptionEncoder | None) -> Materia
     return PictureMaterial(
         pictures,
         request.base,
-        PictureEncoder(request.vae),
+        PictureEncoder(request.vae, _cache(request)),
         captions,
         max_pixels=request.max_pixels,
         crop=request.crop,
         seed=request.seed,
     )
+
+
+def _cache(request: BuildRequest) -> LatentCache | None:
+    """In pixel space encoding is a copy: nothing is gained by keeping it."""
+    if latent_downscale(request.vae) == 1:
+        return None
+    cache = LatentCache(latent_cache_folder(), vae_fingerprint(request.vae))
+    cache.trim()
+    return cache
 
 
 def _recipe(request: BuildRequest, facts: dict[str, Fact]) -> str:
