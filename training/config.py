@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from .errors import BadInput, first_error
 from .optim.adamw import Moments, Rounding
 from .refiner.unet import PRESETS
+from .sdxl_refiner.diffusion import LAST
+from .start_file import start_file_hash
 
 Precision = Literal["fp32", "bf16", "fp16", "pure_bf16"]
 MOST_LOW_SUMS = 64  # gradients that add up in bfloat16: the 257th of equal size would change nothing
@@ -30,6 +32,7 @@ class RefinerConfig(Section):
     shape: dict[str, Any] | None = Field(None, description="explicit UNetConfig fields instead of a preset")
     base: Literal["SD1.5", "SDXL"] | None = Field(None, description="the base model's name, for the size ratio")
     allow_larger: bool = Field(False, description="train a refiner above 30 % of its base all the same")
+    start_from: Path | None = Field(None, description="the file to start from; none = random weights")
 
     @model_validator(mode="after")
     def _known(self) -> RefinerConfig:
@@ -62,6 +65,13 @@ class FlowConfig(Section):
         if self.noise_scale != "auto" and not 0 <= self.noise_scale < 100:
             raise ValueError(f"noise_scale must be 'auto' or a number from 0 up to 100, got {self.noise_scale!r}")
         return self
+
+
+class SDXLRefinerConfig(Section):
+    """Fine-tuning of SDXL's own refiner (training/sdxl_refiner)."""
+
+    aesthetic_score: float = Field(6.0, ge=0, le=1000, description="what every training picture is called; host's: 6")
+    last_timestep: int = Field(LAST, ge=15, le=LAST, description="trained on 0..last; 199 = sigma 0.569")
 
 
 class DataConfig(Section):
@@ -114,6 +124,8 @@ class TrainConfig(Section):
 
     dataset: Path
     run: Path
+    objective: Literal["residual", "sdxl_refiner"] = "residual"
+    sdxl_refiner: SDXLRefinerConfig = SDXLRefinerConfig()
     refiner: RefinerConfig = RefinerConfig()
     flow: FlowConfig = FlowConfig()
     data: DataConfig = DataConfig()
@@ -147,6 +159,18 @@ class TrainConfig(Section):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _options_of_one_objective(self) -> TrainConfig:
+        other = {name for name in OF_ONE_OBJECTIVE if name != self.objective}.pop()
+        for field in OF_ONE_OBJECTIVE[other]:
+            section, _, name = field.partition(".")
+            value = getattr(getattr(self, section), name)
+            if value != type(getattr(self, section)).model_fields[name].default:
+                raise ValueError(
+                    f"{field} belongs to objective {other} and would do nothing in {self.objective}; got {value!r}"
+                )
+        return self
+
     @classmethod
     def parse(cls, text: str) -> TrainConfig:
         """From JSON; BadInput with the field's name."""
@@ -172,10 +196,12 @@ class TrainConfig(Section):
         for later in ADDED_LATER:
             section, _, name = later.partition(".")
             if not name:
-                if not values[section]:
+                if not values[section] or getattr(self, section) == type(self).model_fields[section].default:
                     values.pop(section)
             elif getattr(getattr(self, section), name) == type(getattr(self, section)).model_fields[name].default:
                 values[section].pop(name)
+        if self.refiner.start_from is not None:  # what is in the file decides, not where it lies
+            values["refiner"]["start_from"] = start_file_hash(self.refiner.start_from)
         return values
 
     def to_json(self) -> str:
@@ -190,7 +216,18 @@ FREE_ON_RESUME = (
 """Fields that may change between the parts of one run: where things lie, how often one looks and how much memory it
 takes, not what is learnt."""
 
+OF_ONE_OBJECTIVE = {
+    "residual": (
+        "refiner.preset", "refiner.base", "refiner.allow_larger", "flow.noise_scale", "flow.steps", "flow.on_grid",
+        "flow.min_snr_gamma",
+    ),
+    "sdxl_refiner": ("refiner.start_from", "sdxl_refiner.aesthetic_score", "sdxl_refiner.last_timestep"),
+}
+"""Fields that mean something to one objective alone: the other refuses them by name."""
+
 ADDED_LATER = (
+    "objective", "refiner.start_from", "sdxl_refiner.aesthetic_score", "sdxl_refiner.last_timestep",
+    "sdxl_refiner",  # of which nothing is left then
     "flow.min_snr_gamma", "optimizer.decay_all", "optimizer.rounding", "optimizer.moments", "optimizer.compiled",
     "health",  # of which nothing is part of the identity
 )
@@ -201,7 +238,8 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> l
     """"field old -> new" for every leaf where two identities differ."""
     found = []
     for key in sorted(old.keys() | new.keys()):
-        a, b = old.get(key), new.get(key)
+        absent = {} if isinstance(old.get(key, new.get(key)), dict) else None  # a section that one of them lacks
+        a, b = old.get(key, absent), new.get(key, absent)
         if isinstance(a, dict) and isinstance(b, dict):
             found += differences(a, b, f"{prefix}{key}.")
         elif a != b:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,11 +19,19 @@ from torch.nn import functional
 from . import metrics
 from .data.shards import RefinerDataset
 from .refiner import flow
-from .refiner.model import Refiner
 
 STEP_COUNTS = (1, 2, 4, 8, 16)
 FILTER_SIZE = 9
 FILTER_PAIRS, FILTER_CROP = 200, 256  # enough for 81 numbers, and a bound on the memory of the fit
+
+
+class AtWork(Protocol):
+    """A network that is measured: training/refiner/model.py, training/sdxl_refiner/model.py."""
+
+    def refine(self, b: Tensor, e: Tensor, condition: dict[str, Tensor], times: Tensor) -> Tensor: ...
+    def loss_at(
+        self, z: Tensor, b: Tensor, e: Tensor, condition: dict[str, Tensor], times: Sequence[float]
+    ) -> list[float]: ...
 
 
 @dataclass
@@ -74,7 +82,7 @@ def condition_of(data: RefinerDataset, pair: dict[str, Tensor], empty: dict[str,
 
 
 def evaluate(
-    refiner: Refiner,
+    refiner: AtWork,
     data: RefinerDataset,
     indices: Sequence[int],
     empty: dict[str, Tensor],
@@ -84,11 +92,15 @@ def evaluate(
     seed: int,
     device: torch.device,
     step_counts: Sequence[int] = STEP_COUNTS,
+    times_of: Callable[[int], Tensor] = flow.sigmas,
     shown_steps: int = 8,
     sharpening: bool = True,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
-    """Mean measures over the pairs `indices`. The noise of pair k is a function of (seed, k), whatever the device."""
+    """Mean measures over the pairs `indices`. The noise of pair k is a function of (seed, k), whatever the device.
+
+    times_of: the sampling times of so many steps, the final 0 included.
+    """
     pixel = is_pixel_space(data)
     kernel = fit_sharpening(data, crop) if pixel and sharpening else None
     totals: dict[str, dict[str, float]] = {}
@@ -107,7 +119,7 @@ def evaluate(
             answers["sharpening"] = sharpen(b, kernel)
         for steps in step_counts:
             name = f"{steps} step{'s' if steps > 1 else ''}"
-            answers[name] = refiner.refine(b1, e1, condition, flow.sigmas(steps))[0].cpu()
+            answers[name] = refiner.refine(b1, e1, condition, times_of(steps))[0].cpu()
             if steps == shown_steps or (steps == step_counts[-1] and shown_steps not in step_counts):
                 shown = answers[name]
         for name, answer in answers.items():

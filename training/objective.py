@@ -1,19 +1,126 @@
-"""What a run minimises, for one batch."""
+"""What a run trains for: the loss of a batch, the network, the file and the measures. All else is shared (run.py)."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from .config import TrainConfig
 from .data.seeds import seeded_generator
+from .data.shards import RefinerDataset
+from .evaluate import Evaluation, evaluate
 from .plan import Plan
 from .refiner import flow
+from .refiner.file import RefinerMeta, save_refiner
 from .refiner.model import Refiner
+from .refiner.unet import build_unet
+from .sdxl_refiner.objective import SDXLRefinerObjective
 from .times import TimesHistogram
 
-__all__ = ["batch_loss"]
+__all__ = ["Objective", "batch_loss", "choose_objective"]
+
+
+class Histogram(Protocol):
+    """Counts the times that a run was trained on; it travels in the checkpoints."""
+
+    def state(self) -> dict[str, Any]: ...
+    def restore(self, state: dict[str, Any]) -> None: ...
+    def as_json(self) -> dict[str, dict[str, int]]: ...
+
+
+class Objective(Protocol):
+    """What a run asks of its objective."""
+
+    def network(self) -> nn.Module:
+        """On the CPU, with the weights that training begins with; random ones are drawn from torch's generator."""
+
+    def times(self) -> Histogram: ...
+
+    def loss(self, net: nn.Module, batch: dict[str, Any], times: Any = None) -> tuple[Tensor, Tensor]:
+        """(what to differentiate, the plain mean loss) of one micro-batch; `times` counts what was drawn."""
+
+    def evaluate(self, net: nn.Module, indices: Sequence[int], **options: Any) -> Evaluation:
+        """Measures on the pairs `indices`; options are those of training/evaluate.py."""
+
+    def save(self, path: Path, weights: dict[str, Tensor]) -> None:
+        """The finished file, whole or not there."""
+
+
+def choose_objective(config: TrainConfig, plan: Plan, data: RefinerDataset) -> Objective:
+    kinds = {"residual": ResidualObjective, "sdxl_refiner": SDXLRefinerObjective}
+    return kinds[config.objective](config, plan, data)
+
+
+@dataclass
+class ResidualObjective:
+    """The residual flow of training/refiner."""
+
+    config: TrainConfig
+    plan: Plan
+    data: RefinerDataset
+
+    def network(self) -> nn.Module:
+        return build_unet(self.plan.unet)
+
+    def times(self) -> TimesHistogram:
+        return TimesHistogram(self.plan.grid)
+
+    def loss(
+        self, net: nn.Module, batch: dict[str, Any], times: TimesHistogram | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return batch_loss(self._at_work(net), self.plan, batch, self.config.seed, times)
+
+    def evaluate(self, net: nn.Module, indices: Sequence[int], **options: Any) -> Evaluation:
+        plan, config = self.plan, self.config
+        steps = len(plan.sigmas) - 1
+        if plan.s == 0:
+            options["step_counts"] = (1,)  # one-shot: it was never shown a state between the two ends
+        return evaluate(
+            self._at_work(net), self.data, indices, self._empty_conditioning(),
+            sigmas=plan.sigmas[:-1], crop=config.validation.crop, seed=config.seed, device=plan.device,
+            **{"shown_steps": steps, **options},
+        )
+
+    def save(self, path: Path, weights: dict[str, Tensor]) -> None:
+        save_refiner(path, weights, self._empty_conditioning(), self._meta())
+
+    def _at_work(self, net: nn.Module) -> Refiner:
+        return Refiner(net, self.plan.s, self.plan.c_v, self.plan.autocast)
+
+    def _empty_conditioning(self) -> dict[str, Tensor]:
+        """What the KSampler gets where there is no text: the encoded empty caption, or one token of zeros."""
+        shape = self.plan.unet
+        empty = self.data.empty_context() or {"context": torch.zeros(1, shape.context_dim)}
+        if shape.pooled_dim:
+            empty.setdefault("pooled", torch.zeros(shape.pooled_dim))
+        return empty
+
+    def _meta(self) -> RefinerMeta:
+        config, plan, data = self.config, self.plan, self.data
+        return RefinerMeta(
+            unet=plan.unet,
+            latent=data.latent,
+            preview=data.info.get("preview"),
+            noise_scale=plan.s,
+            residual_rms=data.residual_rms,
+            c_v=plan.c_v,
+            sigmas=plan.sigmas,
+            context=data.context,
+            training={
+                "dataset": data.content_hash,
+                "pairs": len(data.train),
+                "base": data.info["base"],
+                "steps": plan.total_steps,
+                "config": config.identity(),
+                "parameters": plan.size.parameters,
+                "base_ratio": plan.size.ratio,
+            },
+        )
 
 
 def batch_loss(

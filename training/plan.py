@@ -15,6 +15,7 @@ from .precision.advice import training_advice
 from .refiner import flow
 from .refiner.size import Size, check_size
 from .refiner.unet import UNetConfig, preset
+from .sdxl_refiner import plan as sdxl_refiner
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16, "pure_bf16": None}
 
@@ -26,8 +27,8 @@ class Plan:
     device: torch.device
     autocast: torch.dtype | None
     weights: torch.dtype  # of the network in training; the averaged one is float32
-    s: float
-    c_v: float
+    s: float  # the noise that is put on the base: sampling starts at b + s e
+    c_v: float  # RMS of what the network predicts
     residual_rms: float
     min_snr_gamma: float | None
     sigmas: list[float]  # the run's own sampling times, the final 0 included
@@ -50,16 +51,22 @@ class Plan:
 def make_plan(config: TrainConfig, data: RefinerDataset, micro_per_epoch: int) -> Plan:
     """Every number of the run; BadInput where configuration and dataset do not fit together."""
     choices: list[str] = []
-    unet = choose_unet(config, data, choices)
-    base = data.info["base"]
-    size = check_size(
-        unet,
-        config.refiner.base or base.get("name"),
-        None if config.refiner.base else base.get("parameters"),
-        allow_larger=config.refiner.allow_larger,
-    )
-    choices.append(size.sentence())
-    s, sigmas, on_grid = choose_flow(config, data, choices)
+    if config.objective == "sdxl_refiner":
+        unet, size = sdxl_refiner.choose_network(config, data, choices)
+        s, sigmas = sdxl_refiner.choose_noise(config, choices)
+        c_v, on_grid = 1.0, 0.0  # it predicts unit noise, at all of its timesteps alike
+    else:
+        unet = choose_unet(config, data, choices)
+        base = data.info["base"]
+        size = check_size(
+            unet,
+            config.refiner.base or base.get("name"),
+            None if config.refiner.base else base.get("parameters"),
+            allow_larger=config.refiner.allow_larger,
+        )
+        choices.append(size.sentence())
+        s, sigmas, on_grid = choose_flow(config, data, choices)
+        c_v = flow.velocity_scale(data.residual_rms, s)
     device = choose_device(config, choices)
     choices.append(_precision_sentence(config))
     choices.append(training_advice(device, size.parameters))
@@ -80,7 +87,7 @@ def make_plan(config: TrainConfig, data: RefinerDataset, micro_per_epoch: int) -
         autocast=AUTOCAST[config.precision],
         weights=torch.bfloat16 if config.precision == "pure_bf16" else torch.float32,
         s=s,
-        c_v=flow.velocity_scale(data.residual_rms, s),
+        c_v=c_v,
         residual_rms=data.residual_rms,
         min_snr_gamma=config.flow.min_snr_gamma,
         sigmas=sigmas,

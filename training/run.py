@@ -25,11 +25,10 @@ from .config import TrainConfig
 from .data.batches import BatchSource
 from .data.loading import batches as load_batches
 from .data.shards import RefinerDataset
-from .evaluate import Evaluation, evaluate
 from .health import StepHealth
 from .journal import Journal
 from .leak_watch import LeakWatch, memory_of
-from .objective import batch_loss
+from .objective import Objective, choose_objective
 from .optim.build import build_optimizer
 from .optim.ema import EMA
 from .optim.schedule import warmup_cosine
@@ -37,12 +36,8 @@ from .origin import find_origin
 from .plan import Plan, make_plan
 from .precision.guard import FirstBadLayer
 from .precision.scaling import needs_scaler
-from .refiner.file import RefinerMeta, save_refiner
-from .refiner.model import Refiner
-from .refiner.unet import build_unet
 from .resume import loop_state, refuse_other_position, resumed_sentences
 from .run_folder import RunFolder, this_run
-from .times import TimesHistogram
 
 
 class Observer(Protocol):
@@ -112,21 +107,21 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         observer.on_message(choice)
 
     # ---- network, optimizer, average ---------------------------------------------------------------------------
+    objective = choose_objective(config, plan, data)
     with folder.failures_told(lambda: (0, plan.total_steps)):
         data.verify(should_stop)
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to move
             torch.manual_seed(config.seed)
-            net = build_unet(plan.unet)
+            net = objective.network()
         torch.nn.Module.to(net, plan.device, plan.weights).train()  # diffusers' own `to` warns of an empty list
         ema = EMA(net, config.ema_decay)
         if config.gradient_checkpointing:
             net.enable_gradient_checkpointing()  # diffusers passes use_reentrant=False
-    refiner = Refiner(net, plan.s, plan.c_v, plan.autocast)
     parameters = dict(net.named_parameters())
     optimizer = build_optimizer(config.optimizer, parameters, config.seed)
     scaled = needs_scaler(plan.autocast or plan.weights, (parameter.dtype for parameter in parameters.values()))
     scaler = torch.amp.GradScaler(plan.device.type, enabled=scaled)
-    health, times = StepHealth(config.health, optimizer, scaler), TimesHistogram(plan.grid)
+    health, times = StepHealth(config.health, optimizer, scaler), objective.times()
     step, seconds = 0, 0.0
     run = this_run(config, data.content_hash)
     found, said = checkpoints.take_up(folder.checkpoints, run, net.state_dict())
@@ -170,8 +165,8 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         def backward() -> None:
             with closing(load_batches(source, next_up()["micro_step"], 0, plan.device)) as again:
                 for _ in range(config.data.accumulation):
-                    objective, _ = batch_loss(refiner, plan, next(again), config.seed)
-                    (objective / config.data.accumulation * scale).backward()
+                    weighted, _ = objective.loss(net, next(again))
+                    (weighted / config.data.accumulation * scale).backward()
 
         return find_origin(net, backward, FirstBadLayer)
 
@@ -198,7 +193,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
             # Validation comes before the step: one that a stop broke off is made up for on resume.
             due = step > 0 and step % every == 0 and data.held_out and config.validation.pictures
             if due and not should_stop() and not journal.has(step, "validation/loss"):
-                sample_picture = _validate(refiner, ema, plan, data, config, step, journal, folder, should_stop)
+                sample_picture = _validate(objective, ema, plan, data, config, step, journal, folder, should_stop)
                 if config.keep_best and journal.best("validation/loss") == step:
                     save()
             if should_stop():
@@ -213,8 +208,8 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
                 group["lr"] = rate
             total = 0.0
             for _ in range(config.data.accumulation):
-                objective, loss = batch_loss(refiner, plan, next(batches), config.seed, times)
-                scaler.scale(objective / config.data.accumulation).backward()
+                weighted, loss = objective.loss(net, next(batches), times)
+                scaler.scale(weighted / config.data.accumulation).backward()
                 total += float(loss / config.data.accumulation)
             scaler.unscale_(optimizer)
             norm = float(torch.nn.utils.clip_grad_norm_(parameters.values(), config.optimizer.clip_norm))
@@ -236,13 +231,11 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
                 save()
 
         # ---- the file ----------------------------------------------------------------------------------------------
-        empty = _empty_conditioning(data, plan)
-        save_refiner(folder.refiner, ema.state_dict(), empty, _meta(config, plan, data))
+        objective.save(folder.refiner, ema.state_dict())
 
         # ---- evaluation and report ---------------------------------------------------------------------------------
         observer.on_message("Trained. Measuring the held-out pairs.")
-        averaged = Refiner(ema.net, plan.s, plan.c_v, plan.autocast)
-        measured = _evaluate(averaged, plan, data, config, data.held_out or data.train[:4], should_stop=should_stop)
+        measured = objective.evaluate(ema.net, data.held_out or data.train[:4], should_stop=should_stop)
         if should_stop():  # the last step is in a checkpoint: queued again, the run goes on right here
             return stopped()
         saver.wait()
@@ -265,55 +258,10 @@ def _rate(config: TrainConfig, plan: Plan, step: int) -> float:
     return config.optimizer.learning_rate * warmup_cosine(step, config.optimizer.warmup_steps, plan.horizon)
 
 
-def _empty_conditioning(data: RefinerDataset, plan: Plan) -> dict[str, torch.Tensor]:
-    """What the KSampler gets where there is no text: the encoded empty caption, or one token of zeros."""
-    empty = data.empty_context() or {"context": torch.zeros(1, plan.unet.context_dim)}
-    if plan.unet.pooled_dim:
-        empty.setdefault("pooled", torch.zeros(plan.unet.pooled_dim))
-    return empty
-
-
-def _meta(config: TrainConfig, plan: Plan, data: RefinerDataset) -> RefinerMeta:
-    identity = config.identity()
-    return RefinerMeta(
-        unet=plan.unet,
-        latent=data.latent,
-        preview=data.info.get("preview"),
-        noise_scale=plan.s,
-        residual_rms=data.residual_rms,
-        c_v=plan.c_v,
-        sigmas=plan.sigmas,
-        context=data.context,
-        training={
-            "dataset": data.content_hash,
-            "pairs": len(data.train),
-            "base": data.info["base"],
-            "steps": plan.total_steps,
-            "config": identity,
-            "parameters": plan.size.parameters,
-            "base_ratio": plan.size.ratio,
-        },
-    )
-
-
-def _evaluate(
-    refiner: Refiner, plan: Plan, data: RefinerDataset, config: TrainConfig, indices, **options: Any
-) -> Evaluation:
-    steps = len(plan.sigmas) - 1
-    if plan.s == 0:
-        options["step_counts"] = (1,)  # one-shot: it was never shown a state between the two ends
-    return evaluate(
-        refiner, data, indices, _empty_conditioning(data, plan),
-        sigmas=plan.sigmas[:-1], crop=config.validation.crop, seed=config.seed, device=plan.device,
-        **{"shown_steps": steps, **options},
-    )
-
-
-def _validate(refiner, ema, plan, data, config, step, journal, folder, should_stop):
+def _validate(objective: Objective, ema, plan, data, config, step, journal, folder, should_stop):
     """Measure a few held-out pairs with the averaged weights; returns the strip of pictures."""
-    averaged = Refiner(ema.net, refiner.s, refiner.c_v, refiner.autocast)
-    measured = _evaluate(
-        averaged, plan, data, config, data.held_out[: config.validation.pictures],
+    measured = objective.evaluate(
+        ema.net, data.held_out[: config.validation.pictures],
         step_counts=(len(plan.sigmas) - 1,), sharpening=False, should_stop=should_stop,
     )
     if should_stop():  # broken off: half of the pairs are no measure

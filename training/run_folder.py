@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,6 +26,7 @@ from .config import TrainConfig, differences
 from .data.staging import LOCK, aside_name, hold_lock
 from .errors import BadInput, TrainingFailed
 from .refiner.file import load_meta
+from .sdxl_refiner.file import load_meta as load_sdxl_meta
 from .whole_file import beside_of, write_whole
 
 REFINER = "refiner.safetensors"
@@ -104,11 +105,11 @@ class RunFolder:
 
     def _has_refiner(self) -> bool:
         """Whether refiner.safetensors is there and whole (its header covers it to the last byte)."""
-        try:
-            load_meta(self.refiner)
-        except (BadInput, OSError):
-            return False
-        return True
+        for load in (load_meta, load_sdxl_meta):
+            with suppress(BadInput, OSError):
+                load(self.refiner)
+                return True
+        return False
 
     def _has_learned(self) -> bool:
         """Whether anything would be lost if another configuration took the folder."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["TimesHistogram"]
+__all__ = ["TimesHistogram", "TimestepHistogram"]
 
 BINS = 20
 
@@ -42,4 +42,37 @@ class TimesHistogram:
         return {
             "on_sigmas": {f"{t:g}": count for t, count in zip(self.grid.tolist(), self.on_grid.tolist(), strict=True)},
             "beside_them_up_to": {f"{(k + 1) / BINS:g}": count for k, count in enumerate(self.beside.tolist())},
+        }
+
+
+class TimestepHistogram:
+    """Counts discrete training timesteps 0..last, each one for itself."""
+
+    WIDTH = 10  # timesteps a line of the report
+
+    def __init__(self, last: int):
+        self.counts = torch.zeros(last + 1, dtype=torch.int64)
+
+    def add(self, k: Tensor) -> None:
+        """k: [B], int64, on the CPU."""
+        self.counts += torch.bincount(k, minlength=len(self.counts))
+
+    def state(self) -> dict[str, Any]:
+        """As JSON, for a checkpoint."""
+        return {"timesteps": self.counts.tolist()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The inverse of `state`; of a checkpoint for other timesteps nothing was counted."""
+        if len(state.get("timesteps", [])) == len(self.counts):
+            self.counts = torch.tensor(state["timesteps"])
+
+    def as_json(self) -> dict[str, dict[str, int]]:
+        """For the report: "0 to 9", "10 to 19", ..."""
+        parts = self.counts.split(self.WIDTH)
+        firsts = range(0, len(self.counts), self.WIDTH)
+        return {
+            "timesteps": {
+                f"{first} to {first + len(part) - 1}": int(part.sum())
+                for first, part in zip(firsts, parts, strict=True)
+            }
         }

@@ -132,7 +132,8 @@ def test_fields_that_came_later_leave_the_identity_of_earlier_runs_as_it_was():
         "learning_rate", "betas", "weight_decay", "warmup_steps", "horizon_steps", "clip_norm",
     }
     assert set(known["flow"]) == {"noise_scale", "steps", "on_grid"}
-    assert "gradient_checkpointing" not in known and "health" not in known
+    assert not {"gradient_checkpointing", "health", "objective", "sdxl_refiner"} & set(known)
+    assert set(known["refiner"]) == {"preset", "shape", "base", "allow_larger"}
     for section, field, value in [
         ("flow", "min_snr_gamma", 5.0), ("optimizer", "decay_all", True), ("optimizer", "rounding", "kahan"),
         ("optimizer", "moments", "bf16"), ("optimizer", "compiled", True),
@@ -195,7 +196,7 @@ def test_every_field_is_either_free_on_resume_or_a_change_of_it_is_told_by_name(
     for field in fields - set(FREE_ON_RESUME):
         other = copy.deepcopy(identity)
         section, _, name = field.rpartition(".")
-        (other[section] if section else other)[name] = "something else"
+        (other.setdefault(section, {}) if section else other)[name] = "something else"
         (said,) = differences(identity, other)
         assert said.startswith(f"{field} ") and said.endswith("-> 'something else'")
 

@@ -61,9 +61,9 @@ def test_after_two_steps_every_trainable_has_moved_by_a_gradient_of_its_own(
     configure, watch, monkeypatch, build_pairs, precision
 ):
     """With text, gradient checkpointing and the zero that the last layer starts from."""
-    from training import run
+    from training import objective, run
 
-    built, norms, build, take = [], {}, run.build_unet, run.StepHealth.take
+    built, norms, build, take = [], {}, objective.build_unet, run.StepHealth.take
 
     def keep(shape):
         net = build(shape)
@@ -75,7 +75,7 @@ def test_after_two_steps_every_trainable_has_moved_by_a_gradient_of_its_own(
             norms[name] = max(norms.get(name, 0.0), float(parameter.grad.float().norm()))
         return take(self, *given)
 
-    monkeypatch.setattr(run, "build_unet", keep)
+    monkeypatch.setattr(objective, "build_unet", keep)
     monkeypatch.setattr(run.StepHealth, "take", look)
     text = {"tokens": 3, "dim": 8, "pooled": 0, "fingerprint": "c0ffee"}
     watcher = watch(stop_after=2)

@@ -153,13 +153,13 @@ def test_a_folder_that_cannot_be_renamed_is_one_sentence(copy, monkeypatch):
 
 
 def test_memory_that_does_not_do_is_one_sentence_and_a_smaller_run_may_take_the_name(configure, watch, monkeypatch):
-    from training import run
+    from training import objective
 
     def allocate(*_):
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(run, "build_unet", allocate)
+        patch.setattr(objective, "build_unet", allocate)
         with pytest.raises(BadInput, match="memory is not enough .* smaller batch_size") as caught:
             watch().train(configure(**BRIEF))
     one_sentence(caught)
@@ -172,12 +172,12 @@ def test_memory_that_does_not_do_is_one_sentence_and_a_smaller_run_may_take_the_
 
 
 def test_a_fault_that_nobody_foresaw_is_not_hidden_but_told_in_the_status(configure, watch, monkeypatch):
-    from training import run
+    from training import objective
 
     def fail(*_, **__):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    monkeypatch.setattr(run, "batch_loss", fail)
+    monkeypatch.setattr(objective, "batch_loss", fail)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         watch().train(configure(**BRIEF))
     assert RunFolder(configure().run).status()["state"] == "failed"

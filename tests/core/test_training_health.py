@@ -202,10 +202,10 @@ def test_a_look_leaves_the_gradients_as_they_are():
 def test_a_layer_that_gives_nan_ends_the_run_by_name_with_the_weights_of_before(
     configure, watch, monkeypatch, precision
 ):
-    from training import run
+    from training import objective
 
-    built, build = [], run.build_unet
-    monkeypatch.setattr(run, "build_unet", lambda shape: built.append(build(shape)) or built[-1])
+    built, build = [], objective.build_unet
+    monkeypatch.setattr(objective, "build_unet", lambda shape: built.append(build(shape)) or built[-1])
 
     class Poisoner(watch):
         def on_step(self, step, *given):

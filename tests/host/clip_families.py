@@ -35,6 +35,7 @@ class Family:
 FAMILIES = {
     "SD 1": Family(comfy.sd1_clip.SD1ClipModel, ("clip_l",), ("l",)),
     "SDXL": Family(comfy.sdxl_clip.SDXLClipModel, ("clip_l", "clip_g"), ("l", "g")),
+    "SDXL refiner": Family(comfy.sdxl_clip.SDXLRefinerClipModel, ("clip_g",), ("g",)),
     "SD 3": Family(
         comfy.text_encoders.sd3_clip.SD3ClipModel,
         ("clip_l", "clip_g", "t5xxl"),

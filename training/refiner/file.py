@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT = "ref2v-refiner"
+SDXL_FORMAT = "ref2v-sdxl-refiner"  # training/sdxl_refiner/file.py
 VERSION = 1
 WEIGHTS = "unet."
 EMPTY = "empty."
@@ -51,15 +52,17 @@ class RefinerMeta(BaseModel):
 
 
 def save_refiner(path: Path, weights: dict[str, Tensor], empty: dict[str, Tensor], meta: RefinerMeta) -> None:
-    """Write beside the final name and rename, so that a reader never meets half a file.
+    """weights: diffusers UNet2DConditionModel names; empty: "context" [T, D] and, with pooled_dim, "pooled" [P]."""
+    tensors = {WEIGHTS + name: t for name, t in weights.items()} | {EMPTY + name: t for name, t in empty.items()}
+    write_tensors(path, tensors, meta)
 
-    weights: diffusers UNet2DConditionModel names; empty: "context" [T, D] and, with pooled_dim, "pooled" [P].
-    """
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], meta: BaseModel) -> None:
+    """Write beside the final name and rename, so that a reader never meets half a file."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    tensors = {WEIGHTS + name: t.detach().cpu().contiguous() for name, t in weights.items()}
-    tensors |= {EMPTY + name: t.detach().cpu().contiguous() for name, t in empty.items()}
+    tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     # exactly one metadata entry: safetensors writes several in an order that differs from process to process
     metadata = {"ref2v": json.dumps(meta.model_dump(mode="json"), sort_keys=True)}
     beside = path.with_name(path.name + ".partial")
@@ -79,12 +82,12 @@ def save_refiner(path: Path, weights: dict[str, Tensor], empty: dict[str, Tensor
 
 def load_meta(path: Path) -> RefinerMeta:
     """The metadata alone; BadInput where the file is missing, truncated, a pickle or another model."""
-    return _parse_meta(path, _open(path).metadata() or {})
+    return _parse_meta(path, open_tensors(path).metadata() or {})
 
 
 def load_refiner(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], RefinerMeta]:
     """(weights under diffusers names, empty conditioning, metadata), on the CPU, in the file's float32."""
-    file = _open(path)
+    file = open_tensors(path)
     meta = _parse_meta(path, file.metadata() or {})
     weights, empty = {}, {}
     for key in file.keys():  # noqa: SIM118 safe_open is no mapping
@@ -107,7 +110,8 @@ def load_refiner(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], Refi
     return weights, empty, meta
 
 
-def _open(path: Path):
+def open_tensors(path: Path):
+    """A safetensors file, not yet read; BadInput where it is missing, truncated or a pickle."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
@@ -124,6 +128,11 @@ def _open(path: Path):
 
 
 def _parse_meta(path: Path, metadata: dict[str, str]) -> RefinerMeta:
+    if f'"format": "{SDXL_FORMAT}"' in metadata.get("ref2v", ""):
+        raise BadInput(
+            f"{path.name}: expected a residual refiner, got SDXL's own refiner, fine-tuned: put it into "
+            "models/diffusion_models and load it with the node Load Diffusion Model."
+        )
     if "ref2v" not in metadata:
         raise BadInput(f"{path.name}: expected a refiner made by Train Refiner, got another model (no ref2v metadata).")
     try:

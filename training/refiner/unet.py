@@ -110,10 +110,13 @@ def preset(
     return UNetConfig(**shape)
 
 
-def build_unet(config: UNetConfig, in_channels: int | None = None) -> UNet2DConditionModel:
+def build_unet(
+    config: UNetConfig, in_channels: int | None = None, size_numbers: int = 6
+) -> UNet2DConditionModel:
     """A freshly initialised UNet2DConditionModel; put it under torch.device("meta") to count without allocating.
 
     in_channels: None for a refiner, which sees [x_t, b]; a base model sees x_t alone.
+    size_numbers: how many numbers are embedded beside the pooled text; SDXL's own refiner has 5.
 
     The last convolution starts at zero, so that an untrained refiner predicts v = 0 and leaves its input as it is.
     """
@@ -128,7 +131,7 @@ def build_unet(config: UNetConfig, in_channels: int | None = None) -> UNet2DCond
         added = dict(
             addition_embed_type="text_time",
             addition_time_embed_dim=TIME_ID_DIM,
-            projection_class_embeddings_input_dim=config.adm_dim,
+            projection_class_embeddings_input_dim=config.pooled_dim + size_numbers * TIME_ID_DIM,
         )
     net = UNet2DConditionModel(
         in_channels=in_channels or 2 * config.latent_channels,

@@ -1,0 +1,152 @@
+"""SDXL's refiner, fine-tuned by the core, in the host's own loaders: the numbers that test_sdxl_refiner.py looks at.
+
+The network is as small as the host still takes for SDXL's refiner: 4 levels of 384 channels, 261 M parameters.
+See in_host.py for how it is run.
+"""
+
+from pathlib import Path
+
+from in_host import WORK, comfy, error, pack, torch, write_results  # boots the host
+
+import comfy.conds  # isort: skip
+import comfy.model_base  # isort: skip
+import comfy.sdxl_clip  # isort: skip
+import comfy.supported_models  # isort: skip
+from clip_families import file_of, host_clip, tokens_of  # isort: skip
+from comfy.model_sampling import ModelSamplingDiscrete  # isort: skip
+
+diffusion = pack("training.sdxl_refiner.diffusion")
+file_module = pack("training.sdxl_refiner.file")
+SDXLRefiner = pack("training.sdxl_refiner.model").SDXLRefiner
+unet_module = pack("training.sdxl_refiner.unet")
+
+SHAPE = {"block_channels": [384] * 4, "heads": [6] * 4, "middle_depth": 1}
+LATENT = {"name": "SDXL", "channels": 4, "scale": 0.13025, "shift": 0.0, "downscale": 8}
+TEXT = {"tokens": 77, "dim": 1280, "pooled": 1280, "fingerprint": "c0ffee"}
+SCORE = 6.0
+
+
+def write_pairs(folder):
+    writer = pack("training.data.shards").DatasetWriter
+    empty = {"context": torch.randn(77, 1280), "pooled": torch.randn(1280)}
+    base = {"kind": "model", "name": "SDXL"}
+    with torch.inference_mode(False), writer(
+        folder, latent=LATENT, vae=None, base=base, context=TEXT, empty=empty
+    ) as data:
+        for i in range(3):
+            z = torch.randn(4, 8, 8)
+            data.add(
+                z, z + 0.1 * torch.randn(4, 8, 8), source=f"{i}.png", sha256=f"{i:064x}", group=f"{i}",
+                split="train" if i else "held_out", context=torch.randn(77, 1280), pooled=torch.randn(1280),
+            )
+    return folder
+
+
+def trained():
+    """The file of two steps of fine-tuning, and the report. In pure bfloat16, to fit where tests run."""
+    folder = Path(WORK.name)
+    config = pack("training.config").TrainConfig.build({
+        "dataset": str(write_pairs(folder / "pairs")), "run": str(folder / "run"), "objective": "sdxl_refiner",
+        "refiner": {"shape": SHAPE}, "data": {"batch_size": 1}, "epochs": 1, "precision": "pure_bf16",
+        "optimizer": {"learning_rate": 1e-3, "warmup_steps": 0, "moments": "bf16"}, "device": "cpu",
+        "validation": {"pictures": 0}, "keep_best": False, "ema_decay": 0.5,
+    })  # fmt: skip
+    with torch.inference_mode(False), torch.enable_grad():
+        result = pack("training.run").train(config)
+    return result.refiner, result.report
+
+
+def core_network(path):
+    """The core's own network with the file's weights, and its metadata."""
+    meta = file_module.load_meta(path)
+    with torch.device("meta"):
+        net = unet_module.build(meta.unet)
+    shapes = {name: tensor.shape for name, tensor in net.state_dict().items()}
+    net.load_state_dict(file_module.read_weights(path, shapes, meta.unet.layers_per_block), assign=True)
+    return net.requires_grad_(False).eval(), meta
+
+
+def check_schedule():
+    host = ModelSamplingDiscrete(comfy.supported_models.SDXLRefiner({}))
+    k, steps = torch.arange(200), diffusion.sigmas(8)[:-1]
+    return {
+        "hand-over": float(host.sigma(torch.tensor(199.0))),
+        "difference": float((host.sigmas - diffusion.SIGMAS).abs().max()),
+        "timesteps": bool((host.timestep(diffusion.SIGMAS[:200]) == k).all()),
+        "steps": [host.timestep(steps).tolist(), diffusion.timestep_of(steps).tolist()],
+    }
+
+
+def check_text():
+    """CLIP-G's columns in the text of SDXL's two encoders, against the refiner's encoder with the same weights."""
+    both = host_clip("SDXL").cond_stage_model
+    tokens = tokens_of("SDXL")
+    together, pooled = both.encode_token_weights(tokens)[:2]
+    state = {key: value for key, value in file_of("SDXL").items() if key.startswith("clip_g.")}
+    alone = host_clip("SDXL refiner", state).cond_stage_model
+    refiner, own_pooled = alone.encode_token_weights(tokens)[:2]
+    width = refiner.shape[-1]
+    return {
+        "same class": type(alone.clip_g) is type(both.clip_g),
+        "context": error(together[..., -width:], refiner),
+        "pooled": error(pooled, own_pooled),
+        "other columns": error(together[..., :width], refiner),
+    }
+
+
+def check_reload():
+    """Trained, saved, loaded in two ways by the host; its output, its adm and its sampler against the core's."""
+    path, report = trained()
+    loaded = {
+        "diffusion model": comfy.sd.load_diffusion_model(str(path)),
+        "checkpoint": comfy.sd.load_checkpoint_guess_config(str(path), output_vae=False, output_clip=False)[0],
+    }
+    net, meta = core_network(path)
+    score, height, width = 7.25, 96, 64
+    core = SDXLRefiner(net, score)
+    found = {"steps": report["training"]["steps"], "last layer": float(net.conv_out.weight.abs().max())}
+    keys = set(unet_module_names(net))
+    for way, model in loaded.items():
+        base = model.model
+        found[f"{way}: kind"] = [type(base).__name__, type(base.model_config).__name__, str(base.get_dtype())]
+        found[f"{way}: same names"] = set(base.diffusion_model.state_dict()) == keys
+        torch.manual_seed(5)
+        x, context, pooled = torch.randn(2, 4, height // 8, width // 8), torch.randn(2, 77, 1280), torch.randn(2, 1280)
+        k = torch.tensor([12, 199])
+        sigma = diffusion.SIGMAS[k]
+        adm = base.encode_adm(
+            pooled_output=pooled, height=height, width=width, aesthetic_score=score, crop_h=8, crop_w=16,
+            device=torch.device("cpu"),
+        )
+        got = base.apply_model(x, sigma, c_crossattn=context, y=adm)
+        ids = torch.tensor([[height, width, 8.0, 16.0, height, width]]).expand(2, -1)
+        condition = {"context": context, "pooled": pooled, "time_ids": ids}
+        noise = core.output(x, k, condition)
+        found[f"{way}: output"] = error(got, x - sigma[:, None, None, None] * noise)
+        found[f"{way}: noise"] = error((x - got) / sigma[:, None, None, None], noise)
+        turned = {**condition, "time_ids": ids[:, [1, 0, 2, 3]]}
+        found[f"{way}: turned sizes"] = error(core.output(x, k, turned), noise)
+        found[f"{way}: adm"] = list(adm.shape)
+
+        # the host's sampler from the hand-over, on a base latent as its VAE would give it
+        b, e = torch.randn(1, 4, height // 8, width // 8), torch.randn(1, 4, height // 8, width // 8)
+        times = diffusion.sigmas(4)
+        extra = {"pooled_output": pooled[:1], "aesthetic_score": score, "height": height, "width": width}
+        refined = comfy.sample.sample_custom(
+            model, e, 1.0, comfy.samplers.sampler_object("euler"), times, [[context[:1], extra]],
+            [[context[:1], extra]], b / 0.13025, disable_pbar=True, seed=0,
+        )
+        one = {"context": context[:1], "pooled": pooled[:1], "time_ids": torch.tensor([[96.0, 64.0, 0.0, 0.0]])}
+        found[f"{way}: sampled"] = error(refined * 0.13025, core.refine(b, e, one, times))
+    return found
+
+
+def unet_module_names(net):
+    names = pack("training.sdxl_refiner.keys").original_names(net.state_dict(), 2)
+    return names.values()
+
+
+if __name__ == "__main__":
+    write_results(
+        {name.removeprefix("check_"): run for name, run in list(globals().items()) if name.startswith("check_")}
+    )
