@@ -6,6 +6,7 @@ Errors name the field: "optimizer.learning_rate: Input should be greater than 0 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from .errors import BadInput, first_error
 from .optim.adamw import Moments, Rounding
+from .refiner.start import hash_of
 from .refiner.unet import PRESETS
 
 Precision = Literal["fp32", "bf16", "fp16", "pure_bf16"]
@@ -30,12 +32,39 @@ class RefinerConfig(Section):
     shape: dict[str, Any] | None = Field(None, description="explicit UNetConfig fields instead of a preset")
     base: Literal["SD1.5", "SDXL"] | None = Field(None, description="the base model's name, for the size ratio")
     allow_larger: bool = Field(False, description="train a refiner above 30 % of its base all the same")
+    start_from: Path | None = Field(None, description="a trained refiner.safetensors to go on from, with its shape")
 
     @model_validator(mode="after")
     def _known(self) -> RefinerConfig:
         if self.preset not in ("auto", *PRESETS):
             raise ValueError(f"preset must be one of auto, {', '.join(PRESETS)}; got {self.preset!r}")
+        if self.start_from is not None and (self.preset != "auto" or self.shape is not None):
+            raise ValueError(
+                "start_from brings the network's shape along: expected preset auto and no shape beside it, got "
+                f"{'a shape' if self.shape is not None else f'preset {self.preset}'}"
+            )
         return self
+
+
+class LoRAConfig(Section):
+    """Adapters on a network that stays as it is (Hu et al. 2021); training/refiner/lora.py."""
+
+    rank: int = Field(16, ge=1, le=1024)
+    alpha: float | None = Field(
+        None, gt=0, le=65536, allow_inf_nan=False, description="adapters count alpha / rank; none = the rank, so once"
+    )
+    targets: Literal["all", "attention"] | tuple[str, ...] = Field(
+        "all", description="all convolutions and linear layers, attention's projections, or endings of layers' names"
+    )
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _word_or_endings(cls, value: Any) -> Any:
+        if value in ("all", "attention"):
+            return value
+        if isinstance(value, (list, tuple)) and value and all(isinstance(name, str) and name for name in value):
+            return tuple(value)
+        raise ValueError("must be 'all', 'attention' or a list of endings of layers' names such as ['to_q', 'conv1']")
 
 
 class FlowConfig(Section):
@@ -120,6 +149,7 @@ class TrainConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     validation: ValidationConfig = ValidationConfig()
     health: HealthConfig = HealthConfig()
+    lora: LoRAConfig | None = None
     epochs: int = Field(8, ge=1, le=100_000)
     ema_decay: float = Field(0.999, ge=0, lt=1)
     precision: Precision = "fp32"
@@ -147,6 +177,21 @@ class TrainConfig(Section):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _a_network_to_go_on_from(self) -> TrainConfig:
+        start = self.refiner.start_from
+        if self.lora is not None and start is None:
+            raise ValueError(
+                "lora needs refiner.start_from: it trains small adapters and leaves the network under them as it is, "
+                "and one of random weights would never learn"
+            )
+        if start is not None and os.path.abspath(start).startswith(os.path.join(os.path.abspath(self.run), "")):
+            raise ValueError(
+                f"refiner.start_from must not lie in the folder of the new run, which would put its own refiner there: "
+                f"give the run another name; got {str(start)!r}"
+            )
+        return self
+
     @classmethod
     def parse(cls, text: str) -> TrainConfig:
         """From JSON; BadInput with the field's name."""
@@ -164,8 +209,13 @@ class TrainConfig(Section):
             raise BadInput(f"Training configuration: {first_error(error)}.") from error
 
     def identity(self) -> dict[str, Any]:
-        """The part that decides the trained weights. Two runs of equal identity on equal data give equal bytes."""
+        """The part that decides the trained weights. Two runs of equal identity on equal data give equal bytes.
+
+        BadInput where the refiner to start from cannot be read.
+        """
         values = self.model_dump(mode="json")
+        if self.refiner.start_from is not None:  # what is in the file, wherever it lies
+            values["refiner"]["start_from"] = hash_of(self.refiner.start_from)
         for free in FREE_ON_RESUME:
             section, _, name = free.rpartition(".")
             (values[section] if section else values).pop(name)
@@ -193,6 +243,7 @@ takes, not what is learnt."""
 ADDED_LATER = (
     "flow.min_snr_gamma", "optimizer.decay_all", "optimizer.rounding", "optimizer.moments", "optimizer.compiled",
     "health",  # of which nothing is part of the identity
+    "refiner.start_from", "lora",
 )
 """Fields that came after the first runs: at their defaults they are left out of the identity, which stays theirs."""
 

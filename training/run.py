@@ -38,11 +38,13 @@ from .plan import Plan, make_plan
 from .precision.guard import FirstBadLayer
 from .precision.scaling import needs_scaler
 from .refiner.file import RefinerMeta, save_refiner
+from .refiner.lora import add_adapters, merge, save_lora
 from .refiner.model import Refiner
 from .refiner.unet import build_unet
 from .resume import loop_state, refuse_other_position, resumed_sentences
 from .run_folder import RunFolder, this_run
 from .times import TimesHistogram
+from .trainables import fill, trainables
 
 
 class Observer(Protocol):
@@ -117,23 +119,27 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to move
             torch.manual_seed(config.seed)
             net = build_unet(plan.unet)
+            if plan.start:
+                plan.start.fill(net)
+            if plan.adapters:
+                add_adapters(net, plan.adapters)
         torch.nn.Module.to(net, plan.device, plan.weights).train()  # diffusers' own `to` warns of an empty list
         ema = EMA(net, config.ema_decay)
         if config.gradient_checkpointing:
             net.enable_gradient_checkpointing()  # diffusers passes use_reentrant=False
     refiner = Refiner(net, plan.s, plan.c_v, plan.autocast)
-    parameters = dict(net.named_parameters())
+    parameters = trainables(net)
     optimizer = build_optimizer(config.optimizer, parameters, config.seed)
     scaled = needs_scaler(plan.autocast or plan.weights, (parameter.dtype for parameter in parameters.values()))
     scaler = torch.amp.GradScaler(plan.device.type, enabled=scaled)
     health, times = StepHealth(config.health, optimizer, scaler), TimesHistogram(plan.grid)
     step, seconds = 0, 0.0
     run = this_run(config, data.content_hash)
-    found, said = checkpoints.take_up(folder.checkpoints, run, net.state_dict())
+    found, said = checkpoints.take_up(folder.checkpoints, run, parameters)
     for sentence in said:
         observer.on_message(sentence)
     if found:
-        net.load_state_dict(found.weights)
+        fill(parameters, found.weights)
         ema.load_state_dict(found.ema)
         checkpoints.restore_optimizer(optimizer, parameters, found.optimizer)
         scaler.load_state_dict(found.state["scaler"])
@@ -155,7 +161,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         state |= {"health": health.state(), "times": times.state()}
         tensors = checkpoints.optimizer_tensors(optimizer, names)
         best = journal.best("validation/loss") if config.keep_best else None
-        saver.save(Checkpoint(step, net.state_dict(), ema.state_dict(), tensors, state), best)
+        saver.save(Checkpoint(step, parameters, ema.state_dict(), tensors, state), best)
 
     def stopped() -> RunResult:
         saver.wait()
@@ -236,12 +242,16 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
                 save()
 
         # ---- the file ----------------------------------------------------------------------------------------------
-        empty = _empty_conditioning(data, plan)
-        save_refiner(folder.refiner, ema.state_dict(), empty, _meta(config, plan, data))
+        empty, meta = _empty_conditioning(data, plan), _meta(config, plan, data)
+        weights = ema.state_dict()
+        if plan.adapters:
+            save_lora(folder.lora, weights, plan.adapters, plan.start, meta.training)
+            weights = merge(plan.start.weights(), weights, plan.adapters)
+        save_refiner(folder.refiner, weights, empty, meta)
 
         # ---- evaluation and report ---------------------------------------------------------------------------------
         observer.on_message("Trained. Measuring the held-out pairs.")
-        averaged = Refiner(ema.net, plan.s, plan.c_v, plan.autocast)
+        averaged = Refiner(_exported(folder, ema, plan), plan.s, plan.c_v, plan.autocast)
         measured = _evaluate(averaged, plan, data, config, data.held_out or data.train[:4], should_stop=should_stop)
         if should_stop():  # the last step is in a checkpoint: queued again, the run goes on right here
             return stopped()
@@ -292,8 +302,15 @@ def _meta(config: TrainConfig, plan: Plan, data: RefinerDataset) -> RefinerMeta:
             "config": identity,
             "parameters": plan.size.parameters,
             "base_ratio": plan.size.ratio,
+            **({"start": plan.start.provenance()} if plan.start else {}),
+            **({"trainable_parameters": plan.adapters.parameters} if plan.adapters else {}),
         },
     )
+
+
+def _exported(folder: RunFolder, ema: EMA, plan: Plan) -> torch.nn.Module:
+    """The network that is in the file. With adapters it is read from there, where they are merged, in float32."""
+    return torch.nn.Module.to(Refiner.from_file(folder.refiner)[0].net, plan.device) if plan.adapters else ema.net
 
 
 def _evaluate(

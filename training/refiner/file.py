@@ -20,6 +20,7 @@ FORMAT = "ref2v-refiner"
 VERSION = 1
 WEIGHTS = "unet."
 EMPTY = "empty."
+LORA = "ref2v_lora"  # metadata of the other file, training/refiner/lora.py
 
 
 class RefinerMeta(BaseModel):
@@ -55,13 +56,18 @@ def save_refiner(path: Path, weights: dict[str, Tensor], empty: dict[str, Tensor
 
     weights: diffusers UNet2DConditionModel names; empty: "context" [T, D] and, with pooled_dim, "pooled" [P].
     """
+    tensors = {WEIGHTS + name: tensor for name, tensor in weights.items()}
+    tensors |= {EMPTY + name: tensor for name, tensor in empty.items()}
+    # exactly one metadata entry: safetensors writes several in an order that differs from process to process
+    save_tensors(path, tensors, {"ref2v": json.dumps(meta.model_dump(mode="json"), sort_keys=True)})
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """A safetensors file, written beside its final name and renamed; BadInput where that is not possible."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    tensors = {WEIGHTS + name: t.detach().cpu().contiguous() for name, t in weights.items()}
-    tensors |= {EMPTY + name: t.detach().cpu().contiguous() for name, t in empty.items()}
-    # exactly one metadata entry: safetensors writes several in an order that differs from process to process
-    metadata = {"ref2v": json.dumps(meta.model_dump(mode="json"), sort_keys=True)}
+    tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     beside = path.with_name(path.name + ".partial")
     try:
         beside.touch()
@@ -79,12 +85,12 @@ def save_refiner(path: Path, weights: dict[str, Tensor], empty: dict[str, Tensor
 
 def load_meta(path: Path) -> RefinerMeta:
     """The metadata alone; BadInput where the file is missing, truncated, a pickle or another model."""
-    return _parse_meta(path, _open(path).metadata() or {})
+    return _parse_meta(path, open_safetensors(path).metadata() or {})
 
 
 def load_refiner(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], RefinerMeta]:
     """(weights under diffusers names, empty conditioning, metadata), on the CPU, in the file's float32."""
-    file = _open(path)
+    file = open_safetensors(path)
     meta = _parse_meta(path, file.metadata() or {})
     weights, empty = {}, {}
     for key in file.keys():  # noqa: SIM118 safe_open is no mapping
@@ -107,7 +113,8 @@ def load_refiner(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], Refi
     return weights, empty, meta
 
 
-def _open(path: Path):
+def open_safetensors(path: Path):
+    """A handle on a safetensors file; BadInput where it is missing, truncated or a pickle."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
@@ -124,6 +131,11 @@ def _open(path: Path):
 
 
 def _parse_meta(path: Path, metadata: dict[str, str]) -> RefinerMeta:
+    if LORA in metadata:
+        raise BadInput(
+            f"{path.name}: expected a refiner, got the adapters of one (LoRA); the refiner with them in it is the "
+            "refiner.safetensors of the same run."
+        )
     if "ref2v" not in metadata:
         raise BadInput(f"{path.name}: expected a refiner made by Train Refiner, got another model (no ref2v metadata).")
     try:
