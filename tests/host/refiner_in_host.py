@@ -328,7 +328,7 @@ def check_refusals():
 
 
 def check_lora():
-    """lora.safetensors through the host's own LoRA loader, on the refiner that it belongs to, against the merged one."""
+    """lora.safetensors through the host's own LoRA loader on its refiner, against the refiner with it merged in."""
     found = {}
     for shape in ("text, 3 levels", "pixel-small", "pooled, head size"):
         path, _, meta, empty = refiner_file(shape, name="start.safetensors")
