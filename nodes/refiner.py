@@ -125,8 +125,10 @@ class Ref2VTrainRefiner(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, run_name: str | None = None, dataset: str | None = None, **constants: Any) -> str:
-        return fingerprint(run_name, dataset, **constants)
+    def fingerprint_inputs(
+        cls, run_name: str | None = None, dataset: str | None = None, options: str | None = None, **constants: Any
+    ) -> str:
+        return fingerprint(run_name, dataset, options, **constants)
 
     @classmethod
     def execute(cls, if_run_exists: str, **inputs: Any) -> io.NodeOutput:

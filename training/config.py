@@ -6,6 +6,7 @@ Errors name the field: "optimizer.learning_rate: Input should be greater than 0 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,7 +39,33 @@ class RefinerConfig(Section):
     def _known(self) -> RefinerConfig:
         if self.preset not in ("auto", *PRESETS):
             raise ValueError(f"preset must be one of auto, {', '.join(PRESETS)}; got {self.preset!r}")
+        if self.start_from is not None and (self.preset != "auto" or self.shape is not None):
+            raise ValueError(
+                "start_from brings the network's shape along: expected preset auto and no shape beside it, got "
+                f"{'a shape' if self.shape is not None else f'preset {self.preset}'}"
+            )
         return self
+
+
+class LoRAConfig(Section):
+    """Adapters on a network that stays as it is (Hu et al. 2021); training/refiner/lora.py."""
+
+    rank: int = Field(16, ge=1, le=1024)
+    alpha: float | None = Field(
+        None, gt=0, le=65536, allow_inf_nan=False, description="adapters count alpha / rank; none = the rank, so once"
+    )
+    targets: Literal["all", "attention"] | tuple[str, ...] = Field(
+        "all", description="all convolutions and linear layers, attention's projections, or endings of layers' names"
+    )
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _word_or_endings(cls, value: Any) -> Any:
+        if value in ("all", "attention"):
+            return value
+        if isinstance(value, (list, tuple)) and value and all(isinstance(name, str) and name for name in value):
+            return tuple(value)
+        raise ValueError("must be 'all', 'attention' or a list of endings of layers' names such as ['to_q', 'conv1']")
 
 
 class FlowConfig(Section):
@@ -132,6 +159,7 @@ class TrainConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     validation: ValidationConfig = ValidationConfig()
     health: HealthConfig = HealthConfig()
+    lora: LoRAConfig | None = None
     epochs: int = Field(8, ge=1, le=100_000)
     ema_decay: float = Field(0.999, ge=0, lt=1)
     precision: Precision = "fp32"
@@ -163,12 +191,28 @@ class TrainConfig(Section):
     def _options_of_one_objective(self) -> TrainConfig:
         other = {name for name in OF_ONE_OBJECTIVE if name != self.objective}.pop()
         for field in OF_ONE_OBJECTIVE[other]:
-            section, _, name = field.partition(".")
-            value = getattr(getattr(self, section), name)
-            if value != type(getattr(self, section)).model_fields[name].default:
+            section, _, name = field.rpartition(".")
+            where = getattr(self, section) if section else self
+            value = getattr(where, name)
+            if value != type(where).model_fields[name].default:
                 raise ValueError(
                     f"{field} belongs to objective {other} and would do nothing in {self.objective}; got {value!r}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _a_network_to_go_on_from(self) -> TrainConfig:
+        start = self.refiner.start_from
+        if self.lora is not None and start is None:
+            raise ValueError(
+                "lora needs refiner.start_from: it trains small adapters and leaves the network under them as it is, "
+                "and one of random weights would never learn"
+            )
+        if start is not None and os.path.abspath(start).startswith(os.path.join(os.path.abspath(self.run), "")):
+            raise ValueError(
+                f"refiner.start_from must not lie in the folder of the new run, which would put its own refiner there: "
+                f"give the run another name; got {str(start)!r}"
+            )
         return self
 
     @classmethod
@@ -188,8 +232,13 @@ class TrainConfig(Section):
             raise BadInput(f"Training configuration: {first_error(error)}.") from error
 
     def identity(self) -> dict[str, Any]:
-        """The part that decides the trained weights. Two runs of equal identity on equal data give equal bytes."""
+        """The part that decides the trained weights. Two runs of equal identity on equal data give equal bytes.
+
+        BadInput where the refiner to start from cannot be read.
+        """
         values = self.model_dump(mode="json")
+        if self.refiner.start_from is not None:  # what is in the file, wherever it lies
+            values["refiner"]["start_from"] = start_file_hash(self.refiner.start_from)
         for free in FREE_ON_RESUME:
             section, _, name = free.rpartition(".")
             (values[section] if section else values).pop(name)
@@ -200,8 +249,6 @@ class TrainConfig(Section):
                     values.pop(section)
             elif getattr(getattr(self, section), name) == type(getattr(self, section)).model_fields[name].default:
                 values[section].pop(name)
-        if self.refiner.start_from is not None:  # what is in the file decides, not where it lies
-            values["refiner"]["start_from"] = start_file_hash(self.refiner.start_from)
         return values
 
     def to_json(self) -> str:
@@ -219,14 +266,14 @@ takes, not what is learnt."""
 OF_ONE_OBJECTIVE = {
     "residual": (
         "refiner.preset", "refiner.base", "refiner.allow_larger", "flow.noise_scale", "flow.steps", "flow.on_grid",
-        "flow.min_snr_gamma",
+        "flow.min_snr_gamma", "lora",
     ),
-    "sdxl_refiner": ("refiner.start_from", "sdxl_refiner.aesthetic_score", "sdxl_refiner.last_timestep"),
+    "sdxl_refiner": ("sdxl_refiner.aesthetic_score", "sdxl_refiner.last_timestep"),
 }
 """Fields that mean something to one objective alone: the other refuses them by name."""
 
 ADDED_LATER = (
-    "objective", "refiner.start_from", "sdxl_refiner.aesthetic_score", "sdxl_refiner.last_timestep",
+    "objective", "refiner.start_from", "lora", "sdxl_refiner.aesthetic_score", "sdxl_refiner.last_timestep",
     "sdxl_refiner",  # of which nothing is left then
     "flow.min_snr_gamma", "optimizer.decay_all", "optimizer.rounding", "optimizer.moments", "optimizer.compiled",
     "health",  # of which nothing is part of the identity

@@ -17,6 +17,7 @@ from .evaluate import Evaluation, evaluate
 from .plan import Plan
 from .refiner import flow
 from .refiner.file import RefinerMeta, save_refiner
+from .refiner.lora import ADAPTERS, add_adapters, merge, save_lora
 from .refiner.model import Refiner
 from .refiner.unet import build_unet
 from .sdxl_refiner.objective import SDXLRefinerObjective
@@ -48,7 +49,10 @@ class Objective(Protocol):
         """Measures on the pairs `indices`; options are those of training/evaluate.py."""
 
     def save(self, path: Path, weights: dict[str, Tensor]) -> None:
-        """The finished file, whole or not there."""
+        """The finished file, whole or not there; weights: what was trained, by name."""
+
+    def saved(self, path: Path, averaged: nn.Module) -> nn.Module:
+        """The network that is in the file; `averaged` is the one that was saved."""
 
 
 def choose_objective(config: TrainConfig, plan: Plan, data: RefinerDataset) -> Objective:
@@ -65,7 +69,12 @@ class ResidualObjective:
     data: RefinerDataset
 
     def network(self) -> nn.Module:
-        return build_unet(self.plan.unet)
+        net = build_unet(self.plan.unet)
+        if self.plan.start:
+            self.plan.start.fill(net)
+        if self.plan.adapters:
+            add_adapters(net, self.plan.adapters)
+        return net
 
     def times(self) -> TimesHistogram:
         return TimesHistogram(self.plan.grid)
@@ -87,7 +96,18 @@ class ResidualObjective:
         )
 
     def save(self, path: Path, weights: dict[str, Tensor]) -> None:
-        save_refiner(path, weights, self._empty_conditioning(), self._meta())
+        """With adapters they go into lora.safetensors beside it, and merged into the refiner itself."""
+        plan, meta = self.plan, self._meta()
+        if plan.adapters:
+            save_lora(path.with_name(ADAPTERS), weights, plan.adapters, plan.start, meta.training)
+            weights = merge(plan.start.weights(), weights, plan.adapters)
+        save_refiner(path, weights, self._empty_conditioning(), meta)
+
+    def saved(self, path: Path, averaged: nn.Module) -> nn.Module:
+        if not self.plan.adapters:
+            return averaged
+        merged = Refiner.from_file(path)[0].net  # in float32
+        return nn.Module.to(merged, self.plan.device)
 
     def _at_work(self, net: nn.Module) -> Refiner:
         return Refiner(net, self.plan.s, self.plan.c_v, self.plan.autocast)
@@ -119,6 +139,8 @@ class ResidualObjective:
                 "config": config.identity(),
                 "parameters": plan.size.parameters,
                 "base_ratio": plan.size.ratio,
+                **({"start": plan.start.provenance()} if plan.start else {}),
+                **({"trainable_parameters": plan.adapters.parameters} if plan.adapters else {}),
             },
         )
 

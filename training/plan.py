@@ -13,7 +13,9 @@ from .data.shards import RefinerDataset
 from .errors import BadInput, first_error
 from .precision.advice import training_advice
 from .refiner import flow
+from .refiner.lora import Adapters, choose_adapters
 from .refiner.size import Size, check_size
+from .refiner.start import Start, open_start
 from .refiner.unet import UNetConfig, preset
 from .sdxl_refiner import plan as sdxl_refiner
 
@@ -36,6 +38,8 @@ class Plan:
     micro_per_epoch: int
     total_steps: int
     horizon: int
+    start: Start | None = None  # the trained refiner that the run goes on from
+    adapters: Adapters | None = None  # what of it is trained, where not all is
     choices: list[str] = field(default_factory=list)  # what was chosen and why, for people
 
     def epoch_of(self, step: int, accumulation: int) -> int:
@@ -51,12 +55,14 @@ class Plan:
 def make_plan(config: TrainConfig, data: RefinerDataset, micro_per_epoch: int) -> Plan:
     """Every number of the run; BadInput where configuration and dataset do not fit together."""
     choices: list[str] = []
+    start = adapters = None
     if config.objective == "sdxl_refiner":
         unet, size = sdxl_refiner.choose_network(config, data, choices)
         s, sigmas = sdxl_refiner.choose_noise(config, choices)
         c_v, on_grid = 1.0, 0.0  # it predicts unit noise, at all of its timesteps alike
     else:
-        unet = choose_unet(config, data, choices)
+        start = open_start(config.refiner.start_from, data) if config.refiner.start_from else None
+        unet = start.meta.unet if start else choose_unet(config, data, choices)
         base = data.info["base"]
         size = check_size(
             unet,
@@ -65,8 +71,11 @@ def make_plan(config: TrainConfig, data: RefinerDataset, micro_per_epoch: int) -
             allow_larger=config.refiner.allow_larger,
         )
         choices.append(size.sentence())
-        s, sigmas, on_grid = choose_flow(config, data, choices)
-        c_v = flow.velocity_scale(data.residual_rms, s)
+        adapters = choose_adapters(config.lora, unet) if config.lora else None
+        if adapters:
+            choices.append(adapters.sentence(size.parameters))
+        s, sigmas, on_grid = choose_flow(config, data, choices, start)
+        c_v = start.meta.c_v if start else flow.velocity_scale(data.residual_rms, s)
     device = choose_device(config, choices)
     choices.append(_precision_sentence(config))
     choices.append(training_advice(device, size.parameters))
@@ -95,6 +104,8 @@ def make_plan(config: TrainConfig, data: RefinerDataset, micro_per_epoch: int) -
         micro_per_epoch=micro_per_epoch,
         total_steps=total_steps,
         horizon=config.optimizer.horizon_steps or total_steps,
+        start=start,
+        adapters=adapters,
         choices=choices,
     )
 
@@ -150,20 +161,32 @@ def choose_unet(config: TrainConfig, data: RefinerDataset, choices: list[str]) -
     return unet
 
 
-def choose_flow(config: TrainConfig, data: RefinerDataset, choices: list[str]) -> tuple[float, list[float], float]:
+def choose_flow(
+    config: TrainConfig, data: RefinerDataset, choices: list[str], start: Start | None = None
+) -> tuple[float, list[float], float]:
     """(s, sigmas with the final 0, share of training times on them)."""
     rms = data.residual_rms
     if rms == 0:
         raise BadInput("Dataset: expected base latents that differ from their targets, but every pair is identical.")
-    s = rms if config.flow.noise_scale == "auto" else float(config.flow.noise_scale)
+    asked = config.flow.noise_scale
+    if start and asked not in ("auto", start.meta.noise_scale):
+        raise BadInput(
+            f"flow.noise_scale: expected auto, or the {start.meta.noise_scale:g} that {start.path.name} was trained "
+            f"with, got {asked:g}: its network knows no other states."
+        )
+    s = float(asked) if asked != "auto" else start.meta.noise_scale if start else rms
     gamma = config.flow.min_snr_gamma
     if gamma is not None and s == 0:
         raise BadInput("flow.min_snr_gamma: expected a noise scale above 0, got 0: without noise the SNR is infinite.")
     if gamma is not None:
         choices.append(f"Min-SNR weighting t^2 min(SNR(t), {gamma:g}); it gives t = 1 the weight 0")
     if s == 0:
+        choices += start.sentences(rms, 1) if start else []
         choices.append("noise scale 0: one-shot mode, trained at t = 1 only and sampled in one step")
         return 0.0, [1.0, 0.0], 1.0
+    if start:
+        choices += start.sentences(rms, config.flow.steps)
+        return s, flow.sigmas(config.flow.steps).tolist(), config.flow.on_grid
     why = "= RMS(z - b) of the training pairs" if config.flow.noise_scale == "auto" else "from the configuration"
     choices.append(f"noise scale s = {s:.5g} {why}")
     return s, flow.sigmas(config.flow.steps).tolist(), config.flow.on_grid

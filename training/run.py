@@ -38,6 +38,7 @@ from .precision.guard import FirstBadLayer
 from .precision.scaling import needs_scaler
 from .resume import loop_state, refuse_other_position, resumed_sentences
 from .run_folder import RunFolder, this_run
+from .trainables import fill, trainables
 
 
 class Observer(Protocol):
@@ -117,18 +118,18 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         ema = EMA(net, config.ema_decay)
         if config.gradient_checkpointing:
             net.enable_gradient_checkpointing()  # diffusers passes use_reentrant=False
-    parameters = dict(net.named_parameters())
+    parameters = trainables(net)
     optimizer = build_optimizer(config.optimizer, parameters, config.seed)
     scaled = needs_scaler(plan.autocast or plan.weights, (parameter.dtype for parameter in parameters.values()))
     scaler = torch.amp.GradScaler(plan.device.type, enabled=scaled)
     health, times = StepHealth(config.health, optimizer, scaler), objective.times()
     step, seconds = 0, 0.0
     run = this_run(config, data.content_hash)
-    found, said = checkpoints.take_up(folder.checkpoints, run, net.state_dict())
+    found, said = checkpoints.take_up(folder.checkpoints, run, parameters)
     for sentence in said:
         observer.on_message(sentence)
     if found:
-        net.load_state_dict(found.weights)
+        fill(parameters, found.weights)
         ema.load_state_dict(found.ema)
         checkpoints.restore_optimizer(optimizer, parameters, found.optimizer)
         scaler.load_state_dict(found.state["scaler"])
@@ -150,7 +151,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         state |= {"health": health.state(), "times": times.state()}
         tensors = checkpoints.optimizer_tensors(optimizer, names)
         best = journal.best("validation/loss") if config.keep_best else None
-        saver.save(Checkpoint(step, net.state_dict(), ema.state_dict(), tensors, state), best)
+        saver.save(Checkpoint(step, parameters, ema.state_dict(), tensors, state), best)
 
     def stopped() -> RunResult:
         saver.wait()
@@ -235,7 +236,8 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
 
         # ---- evaluation and report ---------------------------------------------------------------------------------
         observer.on_message("Trained. Measuring the held-out pairs.")
-        measured = objective.evaluate(ema.net, data.held_out or data.train[:4], should_stop=should_stop)
+        saved = objective.saved(folder.refiner, ema.net)
+        measured = objective.evaluate(saved, data.held_out or data.train[:4], should_stop=should_stop)
         if should_stop():  # the last step is in a checkpoint: queued again, the run goes on right here
             return stopped()
         saver.wait()

@@ -5,7 +5,7 @@
     checkpoints/        whole states: the newest, and the best
     metrics.jsonl       one line a step; tensorboard/ the same
     validation/         pictures in mid-training
-    refiner.safetensors, report.json, loss.png, grid.png      at the end
+    refiner.safetensors, report.json, loss.png, grid.png      at the end; with LoRA lora.safetensors, too
     .lock               held by the process that trains here
 """
 
@@ -26,6 +26,7 @@ from .config import TrainConfig, differences
 from .data.staging import LOCK, aside_name, hold_lock
 from .errors import BadInput, TrainingFailed
 from .refiner.file import load_meta
+from .refiner.lora import ADAPTERS, load_lora_meta
 from .sdxl_refiner.file import load_meta as load_sdxl_meta
 from .whole_file import beside_of, write_whole
 
@@ -36,6 +37,7 @@ class RunFolder:
     def __init__(self, path: Path):
         self.path = path
         self.refiner = path / REFINER
+        self.lora = path / ADAPTERS
         self.report = path / "report.json"
         self.checkpoints = path / "checkpoints"
         self._lock: IO[bytes] | None = None
@@ -104,10 +106,12 @@ class RunFolder:
             )
 
     def _has_refiner(self) -> bool:
-        """Whether refiner.safetensors is there and whole (its header covers it to the last byte)."""
+        """Whether refiner.safetensors, and a LoRA run's adapters, are there and whole (a header covers its file)."""
         for load in (load_meta, load_sdxl_meta):
             with suppress(BadInput, OSError):
-                load(self.refiner)
+                made = load(self.refiner)
+                if "trainable_parameters" in made.training:
+                    load_lora_meta(self.lora)
                 return True
         return False
 

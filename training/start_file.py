@@ -15,7 +15,7 @@ def start_file_hash(path: Path) -> str:
     """SHA-256 (hex) of the file, read once as long as its size and time stay. BadInput where it cannot be read."""
     try:
         found = path.stat()
-        return _hash(path, found.st_size, found.st_mtime_ns)
+        return _hash(path.absolute(), found.st_size, found.st_mtime_ns)
     except OSError as error:
         raise BadInput(f"refiner.start_from: expected a file, cannot read {path} ({error.strerror}).") from error
 

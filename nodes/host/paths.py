@@ -15,6 +15,7 @@ import folder_paths
 
 from ...training.data.staging import aside_name
 from ...training.errors import BadInput
+from ...training.refiner.lora import ADAPTERS
 
 __all__ = [
     "MODEL_FOLDER",
@@ -206,9 +207,10 @@ def move_aside(folder: Path) -> Path | None:
 
 
 def list_refiners() -> list[str]:
-    """Refiner files as a person picks them: names relative to the model folders, without the checkpoints of runs."""
-    names = folder_paths.get_filename_list(MODEL_FOLDER)
-    return [name for name in names if "checkpoints" not in name.replace("\\", "/").split("/")[:-1]]
+    """Refiner files as a person picks them: names relative to the model folders, without the checkpoints of runs and
+    without the adapters of a LoRA run, which lie beside a refiner that has them in it."""
+    parts = {name: name.replace("\\", "/").split("/") for name in folder_paths.get_filename_list(MODEL_FOLDER)}
+    return [name for name, (*above, file) in parts.items() if "checkpoints" not in above and file != ADAPTERS]
 
 
 def refiner_file(name: str) -> Path:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ...training.errors import BadInput
-from .paths import MODEL_FOLDER, refiner_file, resolve_inside
+from .paths import MODEL_FOLDER, list_refiners, refiner_file, resolve_inside
 
-__all__ = ["NO_FILES", "choose_refiner", "fingerprint_refiner"]
+__all__ = ["NO_FILES", "choose_refiner", "fingerprint_refiner", "start_file"]
 
 NO_FILES = "(no files yet: link a path)"  # an empty list would be drawn as a widget that cannot be clicked
 
@@ -26,6 +26,11 @@ def choose_refiner(name: str, path: str | None) -> Path:
             "press R to see it in the list."
         )
     return refiner_file(name)
+
+
+def start_file(text: str) -> Path:
+    """The refiner that a run is to go on from: a name of Load Refiner's list, or a path inside the host's folders."""
+    return refiner_file(text) if text in list_refiners() else resolve_inside(text, "refiner.start_from")
 
 
 def fingerprint_refiner(name: str | None, strength: Any, path: str | None) -> str:

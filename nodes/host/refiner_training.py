@@ -20,10 +20,12 @@ from ...training.config import TrainConfig
 from ...training.data.shards import RefinerDataset
 from ...training.errors import BadInput
 from ...training.plan import find_device
+from ...training.refiner.lora import ADAPTERS
 from ...training.run import RunResult, train
-from ...training.run_folder import RunFolder
+from ...training.run_folder import REFINER, RunFolder
 from .paths import resolve_inside, run_folder
 from .progress import NodeProgress, interrupted, stop_as_interrupted
+from .refiner_choice import start_file
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -82,7 +84,10 @@ def _build_config(
     if isinstance(wanted, str) and wanted != "auto" and find_device(wanted) is None:
         notes.append(f"The device {wanted!r} of the options is not on this machine: trained on {own} instead.")
         values["device"] = own
-    values.setdefault("refiner", {})["preset"] = inputs["preset"]
+    refiner = values.setdefault("refiner", {})
+    refiner["preset"] = inputs["preset"]
+    if isinstance(refiner.get("start_from"), str):
+        refiner["start_from"] = start_file(refiner["start_from"])
     values.setdefault("optimizer", {})["learning_rate"] = inputs["learning_rate"]
     values.setdefault("data", {}).update(batch_size=inputs["batch_size"], crop=inputs["crop"] or None)
     values |= {name: inputs[name] for name in ("epochs", "precision", "seed")}
@@ -238,23 +243,27 @@ def _duration(seconds: float) -> str:
 # ------------------------------------------------------------------------------------- what the host's cache goes by
 
 
-def fingerprint(run_name: str | None, dataset: str | None, **constants: Any) -> str:
-    """A text that changes when the node must run again: an input, the run's folder, or the dataset's index changed.
+def fingerprint(run_name: str | None, dataset: str | None, options: str | None = None, **constants: Any) -> str:
+    """A text that changes when the node must run again: an input, the run's folder, the dataset's index, or the refiner
+    that it goes on from changed.
 
     So a finished run is found finished when it is queued again, and a deleted file trains again. Linked inputs are
     None here; what they bring is part of the host's own key. The count of finished runs is in it since a run that was
     trained and then deleted, folder and all, would otherwise look as before, and the host's cache would hand out the
     path of nothing.
     """
-    seen: list[Any] = [run_name, dataset, sorted(constants.items(), key=lambda item: item[0])]
+    seen: list[Any] = [run_name, dataset, options, sorted(constants.items(), key=lambda item: item[0])]
     try:
         if run_name is not None:
             folder = run_folder(run_name)
             seen.append(_trained[folder.name])
             seen += [_content(folder / name) for name in ("config.json", "status.json")]
-            seen += [_stamp(folder / name) for name in ("refiner.safetensors", "report.json")]
+            seen += [_stamp(folder / name) for name in (REFINER, ADAPTERS, "report.json")]
         if dataset is not None:
             seen.append(_stamp(resolve_inside(dataset, "the dataset") / "index.json"))
+        start = _parse_options(options or "").get("refiner", {}).get("start_from")
+        if isinstance(start, str):
+            seen.append(_stamp(start_file(start)))
     except BadInput as problem:  # execute will say it
         seen.append(str(problem))
     return hashlib.sha256(repr(seen).encode()).hexdigest()

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = {"comfy", "comfy_extras", "comfy_execution", "comfy_config", "folder_paths", "server", "nodes", "execution"}
-HEAVY = ("diffusers", "matplotlib", "skimage", "tensorboard", "torch.utils.tensorboard", "imagehash", "scipy")
+HEAVY = ("diffusers", "matplotlib", "skimage", "tensorboard", "torch.utils.tensorboard", "imagehash", "scipy", "peft")
 
 
 def imports(path: Path) -> set[tuple[int, str]]:

@@ -19,6 +19,7 @@ def lay_out():
     for run in ("run", "run/checkpoints", "run.previous-1"):
         (BASE / "output/refiners" / run).mkdir(parents=True, exist_ok=True)
         (BASE / "output/refiners" / run / "refiner.safetensors").write_bytes(b"x")
+        (BASE / "output/refiners" / run / "lora.safetensors").write_bytes(b"x")
     (BASE / "models/refiners/shared.safetensors").write_bytes(b"x")
     (BASE / "models/refiners/notes.txt").write_bytes(b"x")
     for link, target in (("input/out", outside), ("input/in", BASE / "input/pictures")):

@@ -10,6 +10,10 @@ from in_host import WORK, comfy, error, pack, refusal, sample, torch, write_resu
 model_module = pack("nodes.host.refiner_model")
 flow = pack("training.refiner.flow")
 file_module = pack("training.refiner.file")
+lora_module = pack("training.refiner.lora")
+start_module = pack("training.refiner.start")
+trainables = pack("training.trainables")
+LoRAConfig = pack("training.config").LoRAConfig
 unet_module = pack("training.refiner.unet")
 
 SHAPES = {  # every way in which the host's and the core's descriptions of a network differ
@@ -321,6 +325,29 @@ def check_refusals():
         "one base, batch": lambda: sample(model, with_size(16, 16, 1), base),
     }
     return {name: refusal(action) for name, action in tries.items()}
+
+
+def check_lora():
+    """lora.safetensors through the host's own LoRA loader on its refiner, against the refiner with it merged in."""
+    found = {}
+    for shape in ("text, 3 levels", "pixel-small", "pooled, head size"):
+        path, _, meta, empty = refiner_file(shape, name="start.safetensors")
+        start = start_module.Start(path, pack("training.start_file").start_file_hash(path), meta)
+        net, adapters = unet_module.build_unet(meta.unet), lora_module.choose_adapters(LoRAConfig(rank=3), meta.unet)
+        lora_module.add_adapters(net, adapters)
+        trained = {name: torch.randn(p.shape) * 0.1 for name, p in trainables.trainables(net).items()}
+        lora, merged = Path(WORK.name) / "lora.safetensors", Path(WORK.name) / "merged.safetensors"
+        lora_module.save_lora(lora, trained, adapters, start, {})
+        file_module.save_refiner(merged, lora_module.merge(start.weights(), trained, adapters), empty, meta)
+        model, conditioning = model_module.load_refiner_model(path, 1.0)
+        patched, _ = comfy.sd.load_lora_for_models(model, None, comfy.utils.load_torch_file(str(lora)), 1.0, 0.0)
+        whole, _ = model_module.load_refiner_model(merged, 1.0)
+        base = 2 * torch.randn(1, meta.unet.latent_channels, 16, 16) + 0.3
+        expected = sample(whole, conditioning, base)
+        found[shape] = error(sample(patched, conditioning, base), expected)
+        found[f"{shape}, changed"] = error(sample(model, conditioning, base), expected)
+        found[f"{shape}, patched"] = [len(patched.patches), len(adapters.layers)]
+    return found
 
 
 def check_files():

@@ -57,7 +57,7 @@ def test_names_that_no_folder_can_have_are_refused(results):
     assert not [said for said in results["names"].values() if said.startswith("NOT A SENTENCE")]
 
 
-def test_refiners_are_listed_without_checkpoints(results):
+def test_refiners_are_listed_without_checkpoints_and_adapters(results):
     refiners = results["refiners"]
     assert refiners["list"] == [
         "run.previous-1/refiner.safetensors",

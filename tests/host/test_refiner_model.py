@@ -79,6 +79,14 @@ def test_latent_format_of_the_file(check):
     assert all(check.values()), check
 
 
+def test_lora_of_a_run_works_in_the_hosts_own_loader(check):
+    for name, found in check.items():
+        if name.endswith("patched"):
+            assert found[0] == found[1] > 10, name
+        else:
+            assert found > 1e-3 if name.endswith("changed") else found <= 1e-5, (name, found)
+
+
 REFUSALS = {
     "channels": "4 channels",
     "video latent": "[batch, 4, height, width]",

@@ -1,5 +1,6 @@
 """Train Refiner in the graph of the real host: train, reuse, resume, stop, start over, refuse."""
 
+import hashlib
 import io
 import json
 import os
@@ -16,6 +17,7 @@ from tests.host.server import PACK
 from training.checkpoint import load_newest
 from training.data.shards import DatasetWriter
 from training.refiner.file import load_meta
+from training.refiner.lora import load_lora_meta
 
 SHAPE = {
     "block_channels": [32, 32], "layers_per_block": 1, "transformer_depth": [0, 0], "middle_depth": 0, "heads": [1, 1],
@@ -150,6 +152,32 @@ def test_the_node_and_the_command_line_give_the_same_bytes(host, dataset, tmp_pa
     assert (tmp_path / "run" / "refiner.safetensors").read_bytes() == (folder / "refiner.safetensors").read_bytes()
 
 
+def test_lora_goes_on_from_a_refiner_named_as_in_load_refiner(host, dataset):
+    host.run(graph(dataset, "test_train g")).expect_success()
+    folder = host.base / "output" / "refiners"
+    start = folder / "test_train g" / "refiner.safetensors"
+    more = {"refiner": {"start_from": "test_train g/refiner.safetensors"}, "lora": {"rank": 4}}
+    prompt = graph(dataset, "test_train g lora", options={**more, "validation": {"pictures": 1, "crop": 16}})
+    report = text(host.run(prompt).expect_success(), "report")
+    assert "goes on from test_train g/refiner.safetensors" in report and "LoRA of rank 4" in report
+    made = load_meta(folder / "test_train g lora" / "refiner.safetensors")
+    assert made.training["start"]["sha256"] == hashlib.sha256(start.read_bytes()).hexdigest()
+    assert load_lora_meta(folder / "test_train g lora" / "lora.safetensors").refiner == made.training["start"]["sha256"]
+    listed = host.object_info("Ref2VLoadRefiner")["input"]["required"]["refiner"]
+    assert "test_train g lora/refiner.safetensors" in str(listed) and "lora.safetensors" not in str(listed)
+
+    assert "reused" in text(host.run(prompt).expect_success(), "report")
+    assert "train" in host.run(prompt).expect_success().cached
+    by_path = {**more, "refiner": {"start_from": str(start)}, "validation": {"pictures": 1, "crop": 16}}
+    again = host.run(graph(dataset, "test_train g lora", options=by_path)).expect_success()
+    assert "reused" in text(again, "report")  # what is in the file counts
+
+    host.run(graph(dataset, "test_train g other", seed=9)).expect_success()
+    start.write_bytes((folder / "test_train g other" / "refiner.safetensors").read_bytes())
+    refused = host.run(prompt)  # not answered from the cache
+    assert "refiner.start_from" in refused.error.message and "another configuration" in refused.error.message
+
+
 def test_train_load_and_sample_in_one_graph(host, dataset):
     rgb = np.random.default_rng(0).integers(0, 255, (24, 24, 3), dtype=np.uint8)
     name = host.upload(Image.fromarray(rgb), "test_train.png")
@@ -190,6 +218,10 @@ def test_train_load_and_sample_in_one_graph(host, dataset):
         ({"options": '{"data": 3}'}, "data must be a JSON object"),
         ({"options": '{"data": {"workers": 2}}'}, "data.workers must stay 0"),
         ({"options": '{"device": 77}'}, "device"),
+        ({"options": '{"lora": {}}'}, "lora needs refiner.start_from"),
+        ({"options": '{"refiner": {"start_from": "none.safetensors"}}'}, "refiner.start_from does not exist"),
+        ({"options": '{"refiner": {"start_from": "/etc/passwd"}}'}, "refiner.start_from must lie inside"),
+        ({"options": '{"refiner": {"start_from": 3}}'}, "refiner.start_from"),
         ({"preset": "huge"}, "preset"),
         ({"precision": "fp8"}, "precision"),
         ({"if_run_exists": "maybe"}, "if_run_exists"),

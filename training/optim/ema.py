@@ -7,6 +7,8 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from ..trainables import fill, trainables
+
 
 def ema_decay(updates: int, decay: float) -> float:
     """min(d, (1 + n) / (10 + n)): early averages forget their random start (TensorFlow's num_updates rule)."""
@@ -14,26 +16,35 @@ def ema_decay(updates: int, decay: float) -> float:
 
 
 class EMA:
-    """A float32 copy of a network whose parameters follow the original's; `net` is ready to be called."""
+    """A copy of a network whose trained parameters, in float32, follow the original's; `net` is ready to be called.
+
+    What is frozen is not copied: it never moves, so both networks have the same tensors.
+    """
 
     def __init__(self, net: nn.Module, decay: float):
         self.decay = decay
-        self.net = copy.deepcopy(net).float().eval().requires_grad_(False)
-        self._live, self._averaged = list(net.parameters()), list(self.net.parameters())
+        shared = {id(parameter): parameter for parameter in net.parameters() if not parameter.requires_grad}
+        self.net = copy.deepcopy(net, shared).eval()
+        self._live, self._averaged = list(trainables(net).values()), trainables(self.net)
+        for parameter in self._averaged.values():
+            parameter.data = parameter.data.float()
+        self.net.requires_grad_(False)
         self._low = any(parameter.dtype != torch.float32 for parameter in self._live)
 
     @torch.no_grad()
     def update(self, updates: int) -> None:
         """average <- d average + (1 - d) live, with d for the number of updates made before this one."""
         d = ema_decay(updates, self.decay)
+        averaged = list(self._averaged.values())
         if self._low:  # one by one: float32 copies of all weights at once would be the peak of a whole step
-            for average, live in zip(self._averaged, self._live, strict=True):
+            for average, live in zip(averaged, self._live, strict=True):
                 average.lerp_(live.detach().float(), 1.0 - d)
         else:
-            torch._foreach_lerp_(self._averaged, [p.detach() for p in self._live], 1.0 - d)
+            torch._foreach_lerp_(averaged, [p.detach() for p in self._live], 1.0 - d)
 
     def state_dict(self) -> dict[str, Tensor]:
-        return self.net.state_dict()
+        """The averages alone, by name."""
+        return dict(self._averaged)
 
     def load_state_dict(self, weights: dict[str, Tensor]) -> None:
-        self.net.load_state_dict(weights)
+        fill(self._averaged, weights)

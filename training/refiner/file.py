@@ -21,6 +21,7 @@ SDXL_FORMAT = "ref2v-sdxl-refiner"  # training/sdxl_refiner/file.py
 VERSION = 1
 WEIGHTS = "unet."
 EMPTY = "empty."
+LORA = "ref2v_lora"  # metadata of the other file, training/refiner/lora.py
 
 
 class RefinerMeta(BaseModel):
@@ -54,17 +55,16 @@ class RefinerMeta(BaseModel):
 def save_refiner(path: Path, weights: dict[str, Tensor], empty: dict[str, Tensor], meta: RefinerMeta) -> None:
     """weights: diffusers UNet2DConditionModel names; empty: "context" [T, D] and, with pooled_dim, "pooled" [P]."""
     tensors = {WEIGHTS + name: t for name, t in weights.items()} | {EMPTY + name: t for name, t in empty.items()}
-    write_tensors(path, tensors, meta)
+    # exactly one metadata entry: safetensors writes several in an order that differs from process to process
+    save_tensors(path, tensors, {"ref2v": json.dumps(meta.model_dump(mode="json"), sort_keys=True)})
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor], meta: BaseModel) -> None:
-    """Write beside the final name and rename, so that a reader never meets half a file."""
+def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """A safetensors file, written beside its final name and renamed; BadInput where that is not possible."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    # exactly one metadata entry: safetensors writes several in an order that differs from process to process
-    metadata = {"ref2v": json.dumps(meta.model_dump(mode="json"), sort_keys=True)}
     beside = path.with_name(path.name + ".partial")
     try:
         beside.touch()
@@ -82,12 +82,12 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], meta: BaseModel) -> No
 
 def load_meta(path: Path) -> RefinerMeta:
     """The metadata alone; BadInput where the file is missing, truncated, a pickle or another model."""
-    return _parse_meta(path, open_tensors(path).metadata() or {})
+    return _parse_meta(path, open_safetensors(path).metadata() or {})
 
 
 def load_refiner(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], RefinerMeta]:
     """(weights under diffusers names, empty conditioning, metadata), on the CPU, in the file's float32."""
-    file = open_tensors(path)
+    file = open_safetensors(path)
     meta = _parse_meta(path, file.metadata() or {})
     weights, empty = {}, {}
     for key in file.keys():  # noqa: SIM118 safe_open is no mapping
@@ -110,8 +110,8 @@ def load_refiner(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], Refi
     return weights, empty, meta
 
 
-def open_tensors(path: Path):
-    """A safetensors file, not yet read; BadInput where it is missing, truncated or a pickle."""
+def open_safetensors(path: Path):
+    """A handle on a safetensors file; BadInput where it is missing, truncated or a pickle."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
@@ -132,6 +132,11 @@ def _parse_meta(path: Path, metadata: dict[str, str]) -> RefinerMeta:
         raise BadInput(
             f"{path.name}: expected a residual refiner, got SDXL's own refiner, fine-tuned: put it into "
             "models/diffusion_models and load it with the node Load Diffusion Model."
+        )
+    if LORA in metadata:
+        raise BadInput(
+            f"{path.name}: expected a refiner, got the adapters of one (LoRA); the refiner with them in it is the "
+            "refiner.safetensors of the same run."
         )
     if "ref2v" not in metadata:
         raise BadInput(f"{path.name}: expected a refiner made by Train Refiner, got another model (no ref2v metadata).")

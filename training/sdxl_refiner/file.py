@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ..errors import BadInput, first_error
-from ..refiner.file import SDXL_FORMAT, open_tensors, write_tensors
+from ..refiner.file import SDXL_FORMAT, open_safetensors, save_tensors
 from ..refiner.unet import UNetConfig
 from .keys import PREFIX, original_names
 
@@ -33,12 +33,13 @@ class SDXLRefinerMeta(BaseModel):
 def save(path: Path, weights: dict[str, Tensor], meta: SDXLRefinerMeta) -> None:
     """Write the weights (diffusers' names) under the original checkpoint's names; whole or not there."""
     names = original_names(weights, meta.unet.layers_per_block)
-    write_tensors(path, {PREFIX + names[name]: tensor for name, tensor in weights.items()}, meta)
+    tensors = {PREFIX + names[name]: tensor for name, tensor in weights.items()}
+    save_tensors(path, tensors, {"ref2v": json.dumps(meta.model_dump(mode="json"), sort_keys=True)})
 
 
 def load_meta(path: Path) -> SDXLRefinerMeta:
     """The metadata alone; BadInput where the file is missing, damaged or something else."""
-    text = (open_tensors(path).metadata() or {}).get("ref2v", "")
+    text = (open_safetensors(path).metadata() or {}).get("ref2v", "")
     try:
         return SDXLRefinerMeta.model_validate(json.loads(text) if text else {"format": "without ref2v metadata"})
     except (ValueError, ValidationError) as error:
@@ -52,7 +53,7 @@ def read_weights(path: Path, shapes: dict[str, Any], layers: int) -> dict[str, T
     Diffusers' names, or the original's alone or in a checkpoint with VAE and text encoder. shapes: {diffusers' name:
     shape} of the network that takes them. BadInput where the file is no such UNet.
     """
-    file = open_tensors(path)
+    file = open_safetensors(path)
     there = set(file.keys())
     names = _names_in(there, original_names(shapes, layers))
     if names is None:

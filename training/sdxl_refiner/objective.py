@@ -90,5 +90,8 @@ class SDXLRefinerObjective:
         meta = SDXLRefinerMeta(unet=plan.unet, training=training, **config.sdxl_refiner.model_dump())
         save(path, weights, meta)
 
+    def saved(self, path: Path, averaged: nn.Module) -> nn.Module:
+        return averaged
+
     def _at_work(self, net: nn.Module) -> SDXLRefiner:
         return SDXLRefiner(net, self.config.sdxl_refiner.aesthetic_score, self.plan.autocast)
