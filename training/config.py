@@ -39,11 +39,6 @@ class RefinerConfig(Section):
     def _known(self) -> RefinerConfig:
         if self.preset not in ("auto", *PRESETS):
             raise ValueError(f"preset must be one of auto, {', '.join(PRESETS)}; got {self.preset!r}")
-        if self.start_from is not None and (self.preset != "auto" or self.shape is not None):
-            raise ValueError(
-                "start_from brings the network's shape along: expected preset auto and no shape beside it, got "
-                f"{'a shape' if self.shape is not None else f'preset {self.preset}'}"
-            )
         return self
 
 
@@ -202,7 +197,12 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _a_network_to_go_on_from(self) -> TrainConfig:
-        start = self.refiner.start_from
+        refiner, start = self.refiner, self.refiner.start_from
+        if self.objective == "residual" and start is not None and (refiner.preset != "auto" or refiner.shape):
+            raise ValueError(
+                "refiner.start_from brings the network's shape along: expected preset auto and no shape beside it, got "
+                f"{'a shape' if refiner.shape else f'preset {refiner.preset}'}"
+            )
         if self.lora is not None and start is None:
             raise ValueError(
                 "lora needs refiner.start_from: it trains small adapters and leaves the network under them as it is, "

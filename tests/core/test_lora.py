@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from tests.core.starts import TEXT, write_start
 from tests.core.test_resume import history, last_state
-from training import run as runs
+from training import objective as objectives
 from training.checkpoint import load_newest
 from training.config import LoRAConfig, TrainConfig
 from training.errors import BadInput
@@ -67,7 +67,7 @@ class Spy:
 
     def __init__(self, monkeypatch):
         self.net, self.before = None, {}
-        monkeypatch.setattr(runs, "add_adapters", self)
+        monkeypatch.setattr(objectives, "add_adapters", self)
 
     def __call__(self, net, adapters):
         add_adapters(net, adapters)
