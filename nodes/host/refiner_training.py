@@ -82,7 +82,10 @@ def _build_config(
     if isinstance(wanted, str) and wanted != "auto" and find_device(wanted) is None:
         notes.append(f"The device {wanted!r} of the options is not on this machine: trained on {own} instead.")
         values["device"] = own
-    values.setdefault("refiner", {})["preset"] = inputs["preset"]
+    refiner = values.setdefault("refiner", {})
+    refiner["preset"] = inputs["preset"]
+    if isinstance(refiner.get("start_from"), str):
+        refiner["start_from"] = resolve_inside(refiner["start_from"], "refiner.start_from")
     values.setdefault("optimizer", {})["learning_rate"] = inputs["learning_rate"]
     values.setdefault("data", {}).update(batch_size=inputs["batch_size"], crop=inputs["crop"] or None)
     values |= {name: inputs[name] for name in ("epochs", "precision", "seed")}
