@@ -12,6 +12,7 @@ import comfy.conds  # isort: skip
 import comfy.model_base  # isort: skip
 import comfy.sdxl_clip  # isort: skip
 import comfy.supported_models  # isort: skip
+import comfy.supported_models_base  # isort: skip
 from clip_families import file_of, host_clip, tokens_of  # isort: skip
 from comfy.model_sampling import ModelSamplingDiscrete  # isort: skip
 
@@ -94,6 +95,23 @@ def check_text():
     }
 
 
+def check_captions():
+    """What Build Refiner Dataset keeps of a caption under the refiner's own CLIP: few layers, but its true width."""
+    target = comfy.supported_models_base.ClipTarget(comfy.sdxl_clip.SDXLTokenizer, comfy.sdxl_clip.SDXLRefinerClipModel)
+    small = {"num_hidden_layers": 3, "hidden_size": 1280, "num_attention_heads": 20, "intermediate_size": 64}
+    clip = comfy.sd.CLIP(target, model_options={"clip_g_model_config": small})
+    for parameter in clip.cond_stage_model.parameters():
+        torch.nn.init.normal_(parameter, 0, 0.02)
+    encoder = pack("nodes.host.clip").CaptionEncoder(clip)
+    shape = encoder.measure(["a fox in the snow"])
+    context, pooled = encoder.encode("a fox in the snow")
+    ((expected, extra),) = clip.encode_from_tokens_scheduled(clip.tokenize("a fox in the snow"))
+    return {
+        "shape": [shape.tokens, shape.dim, shape.pooled],
+        "same": torch.equal(context, expected[0].float()) and torch.equal(pooled, extra["pooled_output"][0].float()),
+    }
+
+
 def check_reload():
     """Trained, saved, loaded in two ways by the host; its output, its adm and its sampler against the core's."""
     path, report = trained()
@@ -109,6 +127,7 @@ def check_reload():
     for way, model in loaded.items():
         base = model.model
         found[f"{way}: kind"] = [type(base).__name__, type(base.model_config).__name__, str(base.get_dtype())]
+        found[f"{way}: latent"] = pack("nodes.host.base_model").latent_scaling(model)
         found[f"{way}: same names"] = set(base.diffusion_model.state_dict()) == keys
         torch.manual_seed(5)
         x, context, pooled = torch.randn(2, 4, height // 8, width // 8), torch.randn(2, 77, 1280), torch.randn(2, 1280)
