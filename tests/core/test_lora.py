@@ -13,6 +13,7 @@ from tests.core.test_resume import history, last_state
 from training import objective as objectives
 from training.checkpoint import load_newest
 from training.config import LoRAConfig, TrainConfig
+from training.data.batches import BatchSource
 from training.errors import BadInput
 from training.names import plain_names
 from training.objective import batch_loss
@@ -53,7 +54,7 @@ def conv_start(tmp_path):
 
 def adapted(start, config):
     """(refiner with untrained adapters, plan, batches) as a run makes them."""
-    source = runs.BatchSource(config.dataset, batch_size=2, seed=0)
+    source = BatchSource(config.dataset, batch_size=2, seed=0)
     plan = make_plan(config, source.data, source.per_epoch)
     net = build_unet(plan.unet)
     plan.start.fill(net)
