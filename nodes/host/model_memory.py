@@ -144,23 +144,23 @@ def _vae_phases(
     channels = latent.channels
     whole, host = in_turns((latent.batch, channels, *clip, *cells), vae.memory_used_decode)
     found = [Phase(DECODE, traced.decode(whole, machine, **options), host)]
-    # two passes' results, and the sum and divisor of the picture that is being put together
-    picture = (2 * latent.batch + 2, 3, *length, *sides)
-    tile = _tiled(traced.decode, (1, channels, *clip), cells, _TILE // ratio, picture, machine, options)
+    # the latent, two passes' results, and the sum and divisor of the picture that is being put together
+    beside = (latent.batch, channels, *clip, *cells), (2 * latent.batch + 2, 3, *length, *sides)
+    tile = _tiled(traced.decode, (1, channels, *clip), cells, _TILE // ratio, beside, machine, options)
     found.append(Phase(DECODE_TILED, tile))
     if every:
         whole, host = in_turns((latent.batch, 3, *length, *sides), vae.memory_used_encode)
         found.append(Phase(ENCODE, traced.encode(whole, machine, **options), host))
         # the pictures themselves stay in memory
-        picture = (latent.batch, 3, *length, *sides)
-        tile = _tiled(traced.encode, (1, 3, *length), sides, _TILE, picture, machine, options)
+        beside = ((latent.batch, 3, *length, *sides),)
+        tile = _tiled(traced.encode, (1, 3, *length), sides, _TILE, beside, machine, options)
         found.append(Phase(ENCODE_TILED, tile))
     return found
 
 
 def _tiled(
-    run: Any, front: tuple[int, ...], sides: tuple[int, int], tile: int, beside: tuple[int, ...], machine: Machine,
-    options: dict[str, Any],
+    run: Any, front: tuple[int, ...], sides: tuple[int, int], tile: int, beside: tuple[tuple[int, ...], ...],
+    machine: Machine, options: dict[str, Any],
 ) -> Trace:  # fmt: skip
     """The largest of the tiles: for pictures the host goes over them three times, with square, flat and high tiles."""
     shapes = [(tile, tile)] if len(front) == 3 else [(tile, tile), (tile * 2, tile // 2), (tile // 2, tile * 2)]

@@ -261,17 +261,17 @@ class TracedVAE:
             return self._stand_in.trace()
 
     def decode(
-        self, shape: tuple[int, ...], machine: Machine, *, half_math: bool, beside: tuple[int, ...] = ()
+        self, shape: tuple[int, ...], machine: Machine, *, half_math: bool, beside: tuple[tuple[int, ...], ...] = ()
     ) -> Trace:
         """One call of decode on latents of `shape`, as comfy/sd.py's VAE.decode and decode_tiled_ make it.
 
-        On the CPU the picture lies in the same memory, so that its copies count. beside: the shape of pictures in FP32
-        that are held all the while (sums and divisors of tiles).
+        On the CPU the picture lies in the same memory, so that its copies count. beside: shapes of what is held in FP32
+        all the while (the whole latent that tiles are cut from, their sums and divisors).
         """
 
         def work() -> None:
             vae = self.vae
-            kept = torch.empty(beside) if beside and not machine.gpu else None
+            kept = [] if machine.gpu else [torch.empty(each) for each in beside]
             latent = torch.empty(shape)
             samples = latent.to(vae.vae_dtype)
             made = self._twin.decode(samples)
@@ -283,13 +283,13 @@ class TracedVAE:
         return self._trace(machine, half_math, work)
 
     def encode(
-        self, shape: tuple[int, ...], machine: Machine, *, half_math: bool, beside: tuple[int, ...] = ()
+        self, shape: tuple[int, ...], machine: Machine, *, half_math: bool, beside: tuple[tuple[int, ...], ...] = ()
     ) -> Trace:
         """One call of encode on pictures of `shape`, channels second; `beside` as in `decode`."""
 
         def work() -> None:
             vae = self.vae
-            kept = torch.empty(beside) if beside and not machine.gpu else None
+            kept = [] if machine.gpu else [torch.empty(each) for each in beside]
             pixels = torch.empty(shape, dtype=vae.vae_dtype if machine.gpu else torch.float32)
             made = pixels if machine.gpu else vae.process_input(pixels).to(vae.vae_dtype)
             made = self._twin.encode(made)

@@ -73,6 +73,9 @@ def check_schedule():
     return {
         "hand-over": float(host.sigma(torch.tensor(199.0))),
         "difference": float((host.sigmas - diffusion.SIGMAS).abs().max()),
+        "step 20 of 25": [
+            float(comfy.samplers.calculate_sigmas(host, name, 25)[20]) for name in ("simple", "normal")
+        ],
         "timesteps": bool((host.timestep(diffusion.SIGMAS[:200]) == k).all()),
         "steps": [host.timestep(steps).tolist(), diffusion.timestep_of(steps).tolist()],
     }

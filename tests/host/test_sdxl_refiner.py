@@ -22,6 +22,7 @@ def results(host_path, tmp_path_factory):
 def test_the_sigmas_and_timesteps_are_the_hosts(results):
     found = passed(results, "schedule")
     assert found["hand-over"] == pytest.approx(0.569, abs=5e-4)
+    assert all(sigma <= found["hand-over"] for sigma in found["step 20 of 25"])  # what docs/refiner.md says
     assert found["difference"] == 0 and found["timesteps"]
     assert found["steps"][0] == found["steps"][1] == [199, 174, 149, 124, 99, 74, 49, 24]
 
