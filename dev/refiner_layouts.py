@@ -14,7 +14,7 @@ one side.
 TRAIN_NOTE = """\
 **About 6 minutes on 2 CPU cores**; the node shows the loss curve and held-out pictures in turn.
 
-All files are in `output/refiners/ref2v_demo`: the refiner, `report.json`, `grid.png`.
+All files are in `output/refiners/ref2v_demo`: the refiner, `report.png`, `grid.png`.
 
 Stopped? Queue it again and it goes on. Finished? It is used again at once. For a new run, give it another name.
 """

@@ -29,6 +29,7 @@ from .evaluate import Evaluation, evaluate
 from .health import StepHealth
 from .journal import Journal
 from .leak_watch import LeakWatch, memory_of
+from .memory_log import MemoryLog
 from .objective import batch_loss
 from .optim.build import build_optimizer
 from .optim.ema import EMA
@@ -40,6 +41,7 @@ from .precision.scaling import needs_scaler
 from .refiner.file import RefinerMeta, save_refiner
 from .refiner.model import Refiner
 from .refiner.unet import build_unet
+from .report_page import RunPage
 from .resume import loop_state, refuse_other_position, resumed_sentences
 from .run_folder import RunFolder, this_run
 from .times import TimesHistogram
@@ -162,7 +164,13 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         message = f"Stopped at step {step} of {plan.total_steps}; queue it again to go on from there."
         folder.set_status("stopped", step, plan.total_steps, message)
         observer.on_message(message)
+        draw_page("stopped", message)
         return RunResult("stopped", folder.path, folder.refiner, {}, message)
+
+    def draw_page(state: str, message: str, measured: Evaluation | None = None) -> None:
+        complaint = page.write(state, message, seconds, times.as_json(), measured) if page else ""
+        if complaint:
+            observer.on_message(complaint)
 
     def replay(scale: float) -> str:
         """What went wrong first in the step at hand, by taking it once more."""
@@ -187,10 +195,13 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
     show_every = max(1, plan.total_steps // 40)
     watch = LeakWatch(lambda: memory_of(plan.device) if config.health.leak_watch else {})
     sample_picture, started, began_at = None, time.monotonic(), step
+    page: RunPage | None = None
     with (
-        folder.failures_told(lambda: (step, plan.total_steps)), closing(batches),
-        closing(Journal(folder.path, step)) as journal, saver,
+        folder.failures_told(lambda: (step, plan.total_steps), lambda said: draw_page("failed", said)),
+        closing(batches), closing(Journal(folder.path, step)) as journal, saver,
     ):
+        memory = MemoryLog(folder.path, step, plan.total_steps, lambda: memory_of(plan.device))
+        page = RunPage(folder.path, config, plan, data, journal, memory)
         folder.set_status("running", step, plan.total_steps)
         for sentence in resumed_sentences(resumed, plan.total_steps, plan.device, journal) if resumed else ():
             observer.on_message(sentence)
@@ -227,6 +238,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
             journal.write(step, loss=total, learning_rate=rate, gradient_norm=norm, **health.journalled())
             seconds += time.monotonic() - started
             started = time.monotonic()
+            memory.look(step)
             watch.look(step)
             observer.on_step(step, plan.total_steps, total, _eta(seconds, step, plan.total_steps))
             if observer.pictures and step % show_every == 0:
@@ -246,12 +258,13 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         if should_stop():  # the last step is in a checkpoint: queued again, the run goes on right here
             return stopped()
         saver.wait()
+        message = f"Trained {plan.total_steps} steps ({config.epochs} epochs) in {seconds:.0f} s."
+        draw_page("done", message, measured)
         report = reports.write(
             folder.path, config, plan, data, journal, measured,
             seconds=seconds, steps_here=step - began_at, held_out=bool(data.held_out),
             watched={"times": times.as_json(), "loss_scale": health.state(), "memory": watch.summary()},
         )
-        message = f"Trained {plan.total_steps} steps ({config.epochs} epochs) in {seconds:.0f} s."
         folder.set_status("done", step, plan.total_steps, message)
         observer.on_message(message)
         return RunResult("done", folder.path, folder.refiner, report, message)
@@ -314,19 +327,18 @@ def _validate(refiner, ema, plan, data, config, step, journal, folder, should_st
     averaged = Refiner(ema.net, refiner.s, refiner.c_v, refiner.autocast)
     measured = _evaluate(
         averaged, plan, data, config, data.held_out[: config.validation.pictures],
-        step_counts=(len(plan.sigmas) - 1,), sharpening=False, should_stop=should_stop,
+        step_counts=(len(plan.sigmas) - 1,), sharpening=False, unaveraged=refiner,
+        should_stop=should_stop,
     )
     if should_stop():  # broken off: half of the pairs are no measure
         return None
     row = measured.rows[next(name for name in measured.rows if name.endswith(("step", "steps")))]
     values = {f"validation/{name}": value for name, value in row.items()}
-    losses = measured.loss_per_sigma.values()
-    journal.write(step, **{"validation/loss": sum(losses) / len(losses)}, **values)
-    picture = reports.grid_picture(measured.pictures)
+    losses = {"validation/loss": measured.loss, "validation/loss_unaveraged": measured.loss_unaveraged}
+    journal.write(step, **losses, **values)
     path = folder.path / "validation" / f"step-{step:08d}.png"
     path.parent.mkdir(exist_ok=True)
-    picture.save(path)
-    return picture
+    return reports.save_grid(measured.pictures, path)
 
 
 def _eta(seconds: float, step: int, total: int) -> float:
