@@ -248,8 +248,8 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
                 save()
 
         # ---- the file ----------------------------------------------------------------------------------------------
-        empty = _empty_conditioning(data, plan)
-        save_refiner(folder.refiner, ema.state_dict(), empty, _meta(config, plan, data))
+        empty = empty_conditioning(data, plan)
+        save_refiner(folder.refiner, ema.state_dict(), empty, meta_of(config, plan, data))
 
         # ---- evaluation and report ---------------------------------------------------------------------------------
         observer.on_message("Trained. Measuring the held-out pairs.")
@@ -278,7 +278,7 @@ def _rate(config: TrainConfig, plan: Plan, step: int) -> float:
     return config.optimizer.learning_rate * warmup_cosine(step, config.optimizer.warmup_steps, plan.horizon)
 
 
-def _empty_conditioning(data: RefinerDataset, plan: Plan) -> dict[str, torch.Tensor]:
+def empty_conditioning(data: RefinerDataset, plan: Plan) -> dict[str, torch.Tensor]:
     """What the KSampler gets where there is no text: the encoded empty caption, or one token of zeros."""
     empty = data.empty_context() or {"context": torch.zeros(1, plan.unet.context_dim)}
     if plan.unet.pooled_dim:
@@ -286,7 +286,8 @@ def _empty_conditioning(data: RefinerDataset, plan: Plan) -> dict[str, torch.Ten
     return empty
 
 
-def _meta(config: TrainConfig, plan: Plan, data: RefinerDataset) -> RefinerMeta:
+def meta_of(config: TrainConfig, plan: Plan, data: RefinerDataset) -> RefinerMeta:
+    """What a sampler needs beside the weights, and where they come from: those of the whole run."""
     identity = config.identity()
     return RefinerMeta(
         unet=plan.unet,
@@ -316,7 +317,7 @@ def _evaluate(
     if plan.s == 0:
         options["step_counts"] = (1,)  # one-shot: it was never shown a state between the two ends
     return evaluate(
-        refiner, data, indices, _empty_conditioning(data, plan),
+        refiner, data, indices, empty_conditioning(data, plan),
         sigmas=plan.sigmas[:-1], crop=config.validation.crop, seed=config.seed, device=plan.device,
         **{"shown_steps": steps, **options},
     )
