@@ -14,7 +14,7 @@ one side.
 TRAIN_NOTE = """\
 **About 6 minutes on 2 CPU cores**; the node shows the loss curve and held-out pictures in turn.
 
-All files are in `output/refiners/ref2v_demo`: the refiner, `report.json`, `grid.png`.
+All files are in `output/refiners/ref2v_demo`: the refiner, `report.png`, `grid.png`.
 
 Stopped? Queue it again and it goes on. Finished? It is used again at once. For a new run, give it another name.
 """
@@ -50,31 +50,35 @@ def _results(first: int) -> Group:
     return Group("What came out", [[decode, *stitches], [save], [Node(first + 4, height=PICTURE, width=800)]])
 
 
-_BUILD_AND_TRAIN = [
-    Group(
-        "1. Pairs of base and target",
-        [
+def _build_and_train(*options: Node) -> list[Group]:
+    return [
+        Group(
+            "1. Pairs of base and target",
             [
-                Node(1),
-                Node(2),
-                Note("The pictures", PICTURES_NOTE, height=170),
-                Note("Training", TRAIN_NOTE, height=180),
+                [
+                    Node(1),
+                    Node(2),
+                    Note("The pictures", PICTURES_NOTE, height=170),
+                    Note("Training", TRAIN_NOTE, height=180),
+                ],
+                [Node(3, height=640)],
+                [Node(5, height=640, width=420)],
             ],
-            [Node(3, height=640)],
-            [Node(5, height=640, width=420)],
-        ],
-    ),
-    Group(
-        "2. Train",
-        [
-            [Node(4, height=640)],
-            [Node(6, height=300, width=560), Node(7, height=300, width=560)],
-        ],
-    ),
-]
+        ),
+        Group(
+            "2. Train",
+            [
+                *([[*options]] if options else []),
+                [Node(4, height=640)],
+                [Node(6, height=300, width=560), Node(7, height=300, width=560)],
+            ],
+        ),
+    ]
+
+
 
 LAYOUTS: dict[str, Layout] = {
-    "train_refiner": [_BUILD_AND_TRAIN],
+    "train_refiner": [_build_and_train(Node(8, height=640))],
     "refine": [
         [
             _make_base(1),
@@ -83,7 +87,7 @@ LAYOUTS: dict[str, Layout] = {
         [_results(9)],
     ],
     "train_and_refine": [
-        _BUILD_AND_TRAIN,
+        _build_and_train(),
         [
             _make_base(8),
             Group(

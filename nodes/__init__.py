@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
-from . import base_source, dataset, memory, precision, refiner
+from . import base_source, dataset, memory, precision, refiner, training_options
 from .host.paths import register_model_folder
 
 __all__ = ["comfy_entrypoint"]
@@ -12,7 +12,8 @@ __all__ = ["comfy_entrypoint"]
 
 class Ref2VExtension(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        return [*base_source.NODES, *dataset.NODES, *refiner.NODES, *precision.NODES, *memory.NODES]
+        training = [*base_source.NODES, *dataset.NODES, *refiner.NODES, *training_options.NODES]
+        return [*training, *precision.NODES, *memory.NODES]
 
 
 def comfy_entrypoint() -> Ref2VExtension:

@@ -113,7 +113,8 @@ class Ref2VTrainRefiner(io.ComfyNode):
                     default="{}",
                     multiline=True,
                     dynamic_prompts=False,
-                    tooltip='Everything else, as JSON: {"flow": {"on_grid": 1}, "data": {"mirror": true}}.',
+                    tooltip="Everything else: link Training Options, or type JSON: "
+                    '{"flow": {"on_grid": 1}, "data": {"mirror": true}}.',
                     advanced=True,
                 ),
             ],

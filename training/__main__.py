@@ -1,4 +1,4 @@
-"""python -m training train --config run.json | estimate attention|model|training --size 1344x768"""
+"""python -m training train --config run.json | export --run FOLDER --out FILE | estimate attention --size 1344x768"""
 
 from __future__ import annotations
 
@@ -19,11 +19,19 @@ def main(arguments: list[str] | None = None) -> int:
     train.add_argument("--config", type=Path, required=True, help="JSON of training.config.TrainConfig")
     train.add_argument("--dataset", type=Path, help="replaces the configuration's dataset folder")
     train.add_argument("--run", type=Path, help="replaces the configuration's run folder")
+    export = commands.add_parser("export", help="a refiner file from a checkpoint of a run, finished or not")
+    export.add_argument("--run", type=Path, required=True, help="the run's folder")
+    export.add_argument("--checkpoint", default="best", help="best (validation loss), last, or a step (default best)")
+    export.add_argument("--out", type=Path, required=True, help="the refiner file to write, NAME.safetensors")
+    export.add_argument("--dataset", type=Path, help="where the run's dataset is now, if it was moved")
+    export.add_argument("--force", action="store_true", help="replace a file that is there")
     _declare_estimate(commands.add_parser("estimate", help="memory needed, before anything runs"))
     options = parser.parse_args(arguments)
     try:
         if options.command == "train":
             return _train(options)
+        if options.command == "export":
+            return _export(options)
         kinds = {"attention": _estimate_attention, "model": _estimate_model, "training": _estimate_training}
         return kinds[options.kind](options)
     except (BadInput, TrainingFailed) as error:
@@ -162,6 +170,16 @@ def _write_chart(picture, path: Path) -> None:
         os.replace(beside, path)
     except OSError as error:
         raise BadInput(f"--chart: expected a file that can be written, got {path} ({error.strerror}).") from error
+
+
+def _export(options: argparse.Namespace) -> int:
+    from .export import export_checkpoint
+
+    for sentence in export_checkpoint(
+        options.run, options.checkpoint, options.out, dataset=options.dataset, force=options.force
+    ):
+        print(sentence)
+    return 0
 
 
 def _train(options: argparse.Namespace) -> int:

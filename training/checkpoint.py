@@ -87,9 +87,9 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int, best: int | None = Non
             raise BadInput(
                 f"{final}: the checkpoint could not be written, the older ones are whole: {error}."
             ) from error
-    older = [path for path in list_steps(folder) if _step_of(path) <= checkpoint.step]
+    older = [path for path in list_steps(folder) if step_of(path) <= checkpoint.step]
     for old in older[:-keep]:
-        if _step_of(old) != best:
+        if step_of(old) != best:
             _remove(old)
     return final
 
@@ -105,7 +105,8 @@ def kept(folder: Path) -> str:
     return f"kept: {whole}" if whole else "no checkpoint had been kept yet"
 
 
-def _step_of(path: Path) -> int:
+def step_of(path: Path) -> int:
+    """The step of a checkpoint's folder."""
     return int(path.name.removeprefix("step-"))
 
 
@@ -121,15 +122,27 @@ def _remove(path: Path) -> None:
 
 
 def load_newest(
-    folder: Path, run: dict[str, Any] | None = None, like: dict[str, Tensor] | None = None
+    folder: Path,
+    run: dict[str, Any] | None = None,
+    like: dict[str, Tensor] | None = None,
+    parts: tuple[str, ...] = TENSOR_FILES,
 ) -> tuple[Checkpoint | None, list[str]]:
     """The newest valid checkpoint (None where there is none), and a sentence for each one passed over. Changes nothing.
 
     run: {"identity", "data"} of the run that asks; a checkpoint of another one is passed over.
     like: tensors of the network that will take the weights; a checkpoint with other names or shapes is passed over.
+    parts: which of its tensors to read.
     """
-    found, passed_over = _look(folder, run, like)
+    found, passed_over = _look(folder, run, like, parts)
     return found, [sentence for _, sentence in passed_over]
+
+
+def load_step(path: Path, run: dict[str, Any] | None = None, parts: tuple[str, ...] = TENSOR_FILES) -> Checkpoint:
+    """The checkpoint in the folder `path`, of which only the tensors `parts` are read; BadInput says what is wrong."""
+    try:
+        return _load(path, run, None, parts)
+    except BadInput as error:
+        raise BadInput(str(error).replace(" passed over: ", " cannot be used: ", 1)) from error
 
 
 def take_up(folder: Path, run: dict[str, Any], like: dict[str, Tensor]) -> tuple[Checkpoint | None, list[str]]:
@@ -154,18 +167,23 @@ def take_up(folder: Path, run: dict[str, Any], like: dict[str, Tensor]) -> tuple
 
 
 def _look(
-    folder: Path, run: dict[str, Any] | None, like: dict[str, Tensor] | None
+    folder: Path,
+    run: dict[str, Any] | None,
+    like: dict[str, Tensor] | None,
+    parts: tuple[str, ...] = TENSOR_FILES,
 ) -> tuple[Checkpoint | None, list[tuple[Path, str]]]:
     passed_over = []
     for path in reversed(list_steps(folder)):
         try:
-            return _load(path, run, like), passed_over
+            return _load(path, run, like, parts), passed_over
         except BadInput as error:
             passed_over.append((path, str(error)))
     return None, passed_over
 
 
-def _load(path: Path, run: dict[str, Any] | None, like: dict[str, Tensor] | None) -> Checkpoint:
+def _load(
+    path: Path, run: dict[str, Any] | None, like: dict[str, Tensor] | None, parts: tuple[str, ...] = TENSOR_FILES
+) -> Checkpoint:
     """A checkpoint that is whole, of this format, this run and this network; BadInput says what it is not."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -184,9 +202,11 @@ def _load(path: Path, run: dict[str, Any] | None, like: dict[str, Tensor] | None
                 f"{path.name} passed over: expected {FORMAT} version {VERSION}, got {state['format']} version "
                 f"{state['version']}."
             )
-        tensors = {name: load_file(path / f"{name}.safetensors") for name in TENSOR_FILES}
+        tensors = {
+            name: load_file(path / f"{name}.safetensors") if name in parts else {} for name in TENSOR_FILES
+        }
         found = Checkpoint(step=state["step"], state=state, **tensors)
-        if found.step != _step_of(path):
+        if found.step != step_of(path):
             raise BadInput(f"{path.name} passed over: it is step {found.step} under another name.")
         if run is not None and state["run"] != run:
             changed = differences(state["run"], run)

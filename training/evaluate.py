@@ -39,6 +39,12 @@ class Evaluation:
     rows: dict[str, dict[str, float]]  # "base", "sharpening", "1 step", ... -> measure -> mean over the pairs
     loss_per_sigma: dict[str, float]
     pictures: list[dict[str, Tensor]] = field(repr=False)  # per pair: base, refined, target as [3, h, w] in [0, 1]
+    loss_unaveraged: float = math.nan  # of the weights beside the averaged ones, where they were asked for
+
+    @property
+    def loss(self) -> float:
+        """Mean over the sigmas."""
+        return sum(self.loss_per_sigma.values()) / len(self.loss_per_sigma)
 
     @property
     def count(self) -> int:
@@ -95,16 +101,18 @@ def evaluate(
     times_of: Callable[[int], Tensor] = flow.sigmas,
     shown_steps: int = 8,
     sharpening: bool = True,
+    unaveraged: AtWork | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
     """Mean measures over the pairs `indices`. The noise of pair k is a function of (seed, k), whatever the device.
 
     times_of: the sampling times of so many steps, the final 0 included.
+    unaveraged: the same network with the weights as they are in training; only its loss is measured.
     """
     pixel = is_pixel_space(data)
     kernel = fit_sharpening(data, crop) if pixel and sharpening else None
     totals: dict[str, dict[str, float]] = {}
-    losses = [0.0] * len(sigmas)
+    losses, other_losses = [0.0] * len(sigmas), 0.0
     pictures = []
     for index in indices:
         if should_stop():
@@ -128,11 +136,15 @@ def evaluate(
                 row[measure] = row.get(measure, 0.0) + value
         for k, loss in enumerate(refiner.loss_at(z1, b1, e1, condition, sigmas)):
             losses[k] += loss
+        if unaveraged is not None:
+            other_losses += sum(unaveraged.loss_at(z1, b1, e1, condition, sigmas))
         preview = data.info.get("preview")
         pictures.append({n: to_picture(x, preview) for n, x in (("base", b), ("refined", shown), ("target", z))})
     count = max(len(pictures), 1)
     rows = {name: {m: v / count for m, v in row.items()} for name, row in totals.items()}
-    return Evaluation(rows, {f"{t:g}": loss / count for t, loss in zip(sigmas, losses, strict=True)}, pictures)
+    per_sigma = {f"{t:g}": loss / count for t, loss in zip(sigmas, losses, strict=True)}
+    other = math.nan if unaveraged is None else other_losses / count / len(sigmas)
+    return Evaluation(rows, per_sigma, pictures, other)
 
 
 def _measure(answer: Tensor, z: Tensor, b: Tensor, pixel: bool) -> dict[str, float]:

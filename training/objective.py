@@ -17,7 +17,7 @@ from .evaluate import Evaluation, evaluate
 from .plan import Plan
 from .refiner import flow
 from .refiner.file import RefinerMeta, save_refiner
-from .refiner.lora import ADAPTERS, add_adapters, merge, save_lora
+from .refiner.lora import add_adapters, merge, save_lora
 from .refiner.model import Refiner
 from .refiner.unet import build_unet
 from .sdxl_refiner.objective import SDXLRefinerObjective
@@ -45,11 +45,16 @@ class Objective(Protocol):
     def loss(self, net: nn.Module, batch: dict[str, Any], times: Any = None) -> tuple[Tensor, Tensor]:
         """(what to differentiate, the plain mean loss) of one micro-batch; `times` counts what was drawn."""
 
-    def evaluate(self, net: nn.Module, indices: Sequence[int], **options: Any) -> Evaluation:
+    def evaluate(
+        self, net: nn.Module, indices: Sequence[int], *, unaveraged: nn.Module | None = None, **options: Any
+    ) -> Evaluation:
         """Measures on the pairs `indices`; options are those of training/evaluate.py."""
 
-    def save(self, path: Path, weights: dict[str, Tensor]) -> None:
-        """The finished file, whole or not there; weights: what was trained, by name."""
+    def save(
+        self, path: Path, weights: dict[str, Tensor], *, steps: int | None = None, adapters: Path | None = None
+    ) -> None:
+        """The finished file, whole or not there. weights: what was trained, by name; steps: of the training that made
+        them, None = all of the run; adapters: where those of a LoRA run go as well, alone."""
 
     def saved(self, path: Path, averaged: nn.Module) -> nn.Module:
         """The network that is in the file; `averaged` is the one that was saved."""
@@ -84,7 +89,9 @@ class ResidualObjective:
     ) -> tuple[Tensor, Tensor]:
         return batch_loss(self._at_work(net), self.plan, batch, self.config.seed, times)
 
-    def evaluate(self, net: nn.Module, indices: Sequence[int], **options: Any) -> Evaluation:
+    def evaluate(
+        self, net: nn.Module, indices: Sequence[int], *, unaveraged: nn.Module | None = None, **options: Any
+    ) -> Evaluation:
         plan, config = self.plan, self.config
         steps = len(plan.sigmas) - 1
         if plan.s == 0:
@@ -92,14 +99,18 @@ class ResidualObjective:
         return evaluate(
             self._at_work(net), self.data, indices, self._empty_conditioning(),
             sigmas=plan.sigmas[:-1], crop=config.validation.crop, seed=config.seed, device=plan.device,
+            unaveraged=self._at_work(unaveraged) if unaveraged is not None else None,
             **{"shown_steps": steps, **options},
         )
 
-    def save(self, path: Path, weights: dict[str, Tensor]) -> None:
-        """With adapters they go into lora.safetensors beside it, and merged into the refiner itself."""
-        plan, meta = self.plan, self._meta()
+    def save(
+        self, path: Path, weights: dict[str, Tensor], *, steps: int | None = None, adapters: Path | None = None
+    ) -> None:
+        """Adapters are merged into the refiner that they were trained on."""
+        plan, meta = self.plan, self._meta(steps)
         if plan.adapters:
-            save_lora(path.with_name(ADAPTERS), weights, plan.adapters, plan.start, meta.training)
+            if adapters:
+                save_lora(adapters, weights, plan.adapters, plan.start, meta.training)
             weights = merge(plan.start.weights(), weights, plan.adapters)
         save_refiner(path, weights, self._empty_conditioning(), meta)
 
@@ -120,7 +131,7 @@ class ResidualObjective:
             empty.setdefault("pooled", torch.zeros(shape.pooled_dim))
         return empty
 
-    def _meta(self) -> RefinerMeta:
+    def _meta(self, steps: int | None) -> RefinerMeta:
         config, plan, data = self.config, self.plan, self.data
         return RefinerMeta(
             unet=plan.unet,
@@ -135,7 +146,7 @@ class ResidualObjective:
                 "dataset": data.content_hash,
                 "pairs": len(data.train),
                 "base": data.info["base"],
-                "steps": plan.total_steps,
+                "steps": steps or plan.total_steps,
                 "config": config.identity(),
                 "parameters": plan.size.parameters,
                 "base_ratio": plan.size.ratio,

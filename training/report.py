@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("base", "refined", "target")
 GAP = 4  # pixels between pictures
+ROWS = "ref2v rows"  # PNG text: [[width, height], ...] of the pictures of each row
 
 
 def write(
@@ -74,19 +75,26 @@ def write(
             "precision": config.precision,
             **measured.as_json(),
         },
-        "machine": {
-            "device": str(plan.device),
-            "processor": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
+        "machine": machine_of(plan),
     }
     if measured.pictures:
         grid_picture(measured.pictures).save(folder / "grid.png")
     loss_picture(journal).save(folder / "loss.png")
     write_whole(folder / "report.json", json.dumps(report, indent=1) + "\n")
     return report
+
+
+def machine_of(plan: Plan) -> dict[str, Any]:
+    """Where a run trains."""
+    gpu = {"gpu": torch.cuda.get_device_name(plan.device)} if plan.device.type == "cuda" else {}
+    return {
+        "device": str(plan.device),
+        **gpu,
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -97,7 +105,7 @@ def grid_picture(pictures: list[dict[str, torch.Tensor]], columns: tuple[str, ..
     """One row a pair, base | refined | target from left to right. Values: [3, h, w] in [0, 1]."""
     from PIL import Image
 
-    rows = [[_to_pil(row[name]) for name in columns] for row in pictures]
+    rows = [[to_pil(row[name]) for name in columns] for row in pictures]
     width = max(sum(p.width for p in row) for row in rows) + GAP * (len(columns) - 1)
     height = sum(row[0].height for row in rows) + GAP * (len(rows) - 1)
     grid = Image.new("RGB", (width, height), "white")
@@ -109,6 +117,36 @@ def grid_picture(pictures: list[dict[str, torch.Tensor]], columns: tuple[str, ..
             left += picture.width + GAP
         top += row[0].height + GAP
     return grid
+
+
+def save_grid(pictures: list[dict[str, torch.Tensor]], path: Path) -> Image:
+    """Write `grid_picture` as PNG, in which the rows' sizes are kept so that `read_grid` can take it apart."""
+    from PIL.PngImagePlugin import PngInfo
+
+    sizes = [[row[COLUMNS[0]].shape[-1], row[COLUMNS[0]].shape[-2]] for row in pictures]
+    info = PngInfo()
+    info.add_text(ROWS, json.dumps(sizes))
+    grid = grid_picture(pictures)
+    grid.save(path, pnginfo=info)
+    return grid
+
+
+def read_grid(path: Path) -> list[dict[str, Image]]:
+    """The pictures that `save_grid` wrote, row by row; [] where the file does not say how to take it apart."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as file:
+            sizes, grid = json.loads(file.text.get(ROWS, "[]")), file.convert("RGB")
+    except (OSError, ValueError, AttributeError):
+        return []
+    rows, top = [], 0
+    for width, height in sizes:
+        lefts = [column * (width + GAP) for column in range(len(COLUMNS))]
+        boxes = [(left, top, left + width, top + height) for left in lefts]
+        rows.append({name: grid.crop(box) for name, box in zip(COLUMNS, boxes, strict=True)})
+        top += height + GAP
+    return rows
 
 
 def loss_picture(journal: Journal) -> Image:
@@ -123,7 +161,7 @@ def loss_picture(journal: Journal) -> Image:
     axes = figure.add_subplot()
     steps, losses = journal.series("loss")
     axes.plot(steps, losses, color="tab:blue", alpha=0.25, linewidth=0.8, label="each step")
-    axes.plot(steps, _running_mean(losses), color="tab:blue", label="running mean")
+    axes.plot(steps, running_mean(losses), color="tab:blue", label="running mean")
     steps, losses = journal.series("validation/loss")
     if steps:
         axes.plot(steps, losses, "o-", color="tab:orange", markersize=4, label="held-out")
@@ -135,7 +173,7 @@ def loss_picture(journal: Journal) -> Image:
     return Image.open(buffer).convert("RGB")
 
 
-def _running_mean(values: list[float], decay: float = 0.95) -> list[float]:
+def running_mean(values: list[float], decay: float = 0.95) -> list[float]:
     """Bias-corrected exponential mean (Kingma & Ba 2015, section 3)."""
     means, total, weight = [], 0.0, 0.0
     for value in values:
@@ -144,7 +182,7 @@ def _running_mean(values: list[float], decay: float = 0.95) -> list[float]:
     return means
 
 
-def _to_pil(picture: torch.Tensor) -> Image:
+def to_pil(picture: torch.Tensor) -> Image:
     from PIL import Image
 
     return Image.fromarray((picture.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy())

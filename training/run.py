@@ -25,9 +25,11 @@ from .config import TrainConfig
 from .data.batches import BatchSource
 from .data.loading import batches as load_batches
 from .data.shards import RefinerDataset
+from .evaluate import Evaluation
 from .health import StepHealth
 from .journal import Journal
 from .leak_watch import LeakWatch, memory_of
+from .memory_log import MemoryLog
 from .objective import Objective, choose_objective
 from .optim.build import build_optimizer
 from .optim.ema import EMA
@@ -36,6 +38,7 @@ from .origin import find_origin
 from .plan import Plan, make_plan
 from .precision.guard import FirstBadLayer
 from .precision.scaling import needs_scaler
+from .report_page import RunPage
 from .resume import loop_state, refuse_other_position, resumed_sentences
 from .run_folder import RunFolder, this_run
 from .trainables import fill, trainables
@@ -158,7 +161,13 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         message = f"Stopped at step {step} of {plan.total_steps}; queue it again to go on from there."
         folder.set_status("stopped", step, plan.total_steps, message)
         observer.on_message(message)
+        draw_page("stopped", message)
         return RunResult("stopped", folder.path, folder.refiner, {}, message)
+
+    def draw_page(state: str, message: str, measured: Evaluation | None = None) -> None:
+        complaint = page.write(state, message, seconds, times.as_json(), measured) if page else ""
+        if complaint:
+            observer.on_message(complaint)
 
     def replay(scale: float) -> str:
         """What went wrong first in the step at hand, by taking it once more."""
@@ -183,10 +192,13 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
     show_every = max(1, plan.total_steps // 40)
     watch = LeakWatch(lambda: memory_of(plan.device) if config.health.leak_watch else {})
     sample_picture, started, began_at = None, time.monotonic(), step
+    page: RunPage | None = None
     with (
-        folder.failures_told(lambda: (step, plan.total_steps)), closing(batches),
-        closing(Journal(folder.path, step)) as journal, saver,
+        folder.failures_told(lambda: (step, plan.total_steps), lambda said: draw_page("failed", said)),
+        closing(batches), closing(Journal(folder.path, step)) as journal, saver,
     ):
+        memory = MemoryLog(folder.path, step, plan.total_steps, lambda: memory_of(plan.device))
+        page = RunPage(folder.path, config, plan, data, journal, memory)
         folder.set_status("running", step, plan.total_steps)
         for sentence in resumed_sentences(resumed, plan.total_steps, plan.device, journal) if resumed else ():
             observer.on_message(sentence)
@@ -194,7 +206,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
             # Validation comes before the step: one that a stop broke off is made up for on resume.
             due = step > 0 and step % every == 0 and data.held_out and config.validation.pictures
             if due and not should_stop() and not journal.has(step, "validation/loss"):
-                sample_picture = _validate(objective, ema, plan, data, config, step, journal, folder, should_stop)
+                sample_picture = _validate(objective, net, ema, plan, data, config, step, journal, folder, should_stop)
                 if config.keep_best and journal.best("validation/loss") == step:
                     save()
             if should_stop():
@@ -223,6 +235,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
             journal.write(step, loss=total, learning_rate=rate, gradient_norm=norm, **health.journalled())
             seconds += time.monotonic() - started
             started = time.monotonic()
+            memory.look(step)
             watch.look(step)
             observer.on_step(step, plan.total_steps, total, _eta(seconds, step, plan.total_steps))
             if observer.pictures and step % show_every == 0:
@@ -232,7 +245,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
                 save()
 
         # ---- the file ----------------------------------------------------------------------------------------------
-        objective.save(folder.refiner, ema.state_dict())
+        objective.save(folder.refiner, ema.state_dict(), adapters=folder.lora)
 
         # ---- evaluation and report ---------------------------------------------------------------------------------
         observer.on_message("Trained. Measuring the held-out pairs.")
@@ -241,12 +254,13 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         if should_stop():  # the last step is in a checkpoint: queued again, the run goes on right here
             return stopped()
         saver.wait()
+        message = f"Trained {plan.total_steps} steps ({config.epochs} epochs) in {seconds:.0f} s."
+        draw_page("done", message, measured)
         report = reports.write(
             folder.path, config, plan, data, journal, measured,
             seconds=seconds, steps_here=step - began_at, held_out=bool(data.held_out),
             watched={"times": times.as_json(), "loss_scale": health.state(), "memory": watch.summary()},
         )
-        message = f"Trained {plan.total_steps} steps ({config.epochs} epochs) in {seconds:.0f} s."
         folder.set_status("done", step, plan.total_steps, message)
         observer.on_message(message)
         return RunResult("done", folder.path, folder.refiner, report, message)
@@ -260,23 +274,21 @@ def _rate(config: TrainConfig, plan: Plan, step: int) -> float:
     return config.optimizer.learning_rate * warmup_cosine(step, config.optimizer.warmup_steps, plan.horizon)
 
 
-def _validate(objective: Objective, ema, plan, data, config, step, journal, folder, should_stop):
+def _validate(objective: Objective, net, ema, plan, data, config, step, journal, folder, should_stop):
     """Measure a few held-out pairs with the averaged weights; returns the strip of pictures."""
     measured = objective.evaluate(
-        ema.net, data.held_out[: config.validation.pictures],
+        ema.net, data.held_out[: config.validation.pictures], unaveraged=net,
         step_counts=(len(plan.sigmas) - 1,), sharpening=False, should_stop=should_stop,
     )
     if should_stop():  # broken off: half of the pairs are no measure
         return None
     row = measured.rows[next(name for name in measured.rows if name.endswith(("step", "steps")))]
     values = {f"validation/{name}": value for name, value in row.items()}
-    losses = measured.loss_per_sigma.values()
-    journal.write(step, **{"validation/loss": sum(losses) / len(losses)}, **values)
-    picture = reports.grid_picture(measured.pictures)
+    losses = {"validation/loss": measured.loss, "validation/loss_unaveraged": measured.loss_unaveraged}
+    journal.write(step, **losses, **values)
     path = folder.path / "validation" / f"step-{step:08d}.png"
     path.parent.mkdir(exist_ok=True)
-    picture.save(path)
-    return picture
+    return reports.save_grid(measured.pictures, path)
 
 
 def _eta(seconds: float, step: int, total: int) -> float:

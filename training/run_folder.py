@@ -4,7 +4,9 @@
     status.json         running | stopped | failed | done, with step and message
     checkpoints/        whole states: the newest, and the best
     metrics.jsonl       one line a step; tensorboard/ the same
+    memory.jsonl        bytes in use, now and then
     validation/         pictures in mid-training
+    report.png          the run on one page, when it is done, stopped or failed
     refiner.safetensors, report.json, loss.png, grid.png      at the end; with LoRA lora.safetensors, too
     .lock               held by the process that trains here
 """
@@ -120,10 +122,12 @@ class RunFolder:
         return self.status().get("state") == "done" or self.refiner.exists() or bool(list_steps(self.checkpoints))
 
     @contextmanager
-    def failures_told(self, position: Callable[[], tuple[int, int]]) -> Iterator[None]:
+    def failures_told(
+        self, position: Callable[[], tuple[int, int]], tell: Callable[[str], None] = lambda sentence: None
+    ) -> Iterator[None]:
         """Keep the sentence of a failure as the status "failed"; a full disk and a full memory become a BadInput.
 
-        `position` gives (step, total) at that moment.
+        `position` gives (step, total) at that moment; `tell` gets the sentence, and must not raise.
         """
         try:
             yield
@@ -142,10 +146,10 @@ class RunFolder:
                     "The memory is not enough to train this network on these batches: take a smaller batch_size (with "
                     "data.accumulation), a crop, bf16 or a smaller network."
                 )
-            try:
-                self.set_status("failed", *position(), str(sentence) or type(error).__name__)
-            except OSError:  # the same full disk; "running" stays there, which is not "done" either
-                pass
+            said = str(sentence) or type(error).__name__
+            with suppress(OSError):  # the same full disk; "running" stays there, which is not "done" either
+                self.set_status("failed", *position(), said)
+            tell(said)
             if sentence is error:
                 raise
             raise sentence from error

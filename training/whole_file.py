@@ -1,4 +1,4 @@
-"""Small text files that are whole or not there: written beside, synced, then renamed."""
+"""Small files that are whole or not there: written beside, synced, then renamed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ def beside_of(path: Path) -> Path:
     return path.with_name(path.name + ".partial")
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Replace `path` by `text` in one step of the file system. OSError leaves what was there before."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Replace `path` by `content` in one step of the file system. OSError leaves what was there before."""
     beside = beside_of(path)
-    beside.write_text(text, encoding="utf-8")
+    if isinstance(content, str):
+        beside.write_text(content, encoding="utf-8")
+    else:
+        beside.write_bytes(content)
     sync_file(beside)
     os.replace(beside, path)
 

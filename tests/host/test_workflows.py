@@ -62,7 +62,7 @@ def test_training_leaves_a_whole_run_and_says_what_it_did(host, run, name):
     assert json.loads((folder / "status.json").read_text())["state"] == "done"
     report = json.loads((folder / "report.json").read_text())
     assert report["training"]["epochs"] == 2 and report["evaluation"]["on"] == "held-out pairs"
-    assert {path.name for path in folder.glob("*.png")} == {"grid.png", "loss.png"}
+    assert {path.name for path in folder.glob("*.png")} == {"grid.png", "loss.png", "report.png"}
     texts = [result.outputs[node]["text"][0] for node in of_type(prompt, "PreviewAny")]
     assert any("training pairs" in text for text in texts) and any("Measured on" in text for text in texts)
 

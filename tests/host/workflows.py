@@ -38,7 +38,11 @@ LATENTS = {**SHORT, "preset": "pixel-small", "run_name": "workflow latents", "le
 
 # workflow -> title or type of a node -> inputs that the test replaces
 OVERRIDES: dict[str, dict[str, dict]] = {
-    "train_refiner": {"Ref2VBuildRefinerDataset": DATASET, "Ref2VTrainRefiner": PIXELS},
+    "train_refiner": {
+        "Ref2VBuildRefinerDataset": DATASET,
+        "Ref2VSetTrainingOptions": {"repeats": 2, "mirror": False, "ema_decay": 0.9},
+        "Ref2VTrainRefiner": {name: value for name, value in PIXELS.items() if name != "options"},
+    },
     "train_and_refine": {
         "Ref2VBuildRefinerDataset": {**DATASET, "name": "workflow both"},
         "Ref2VTrainRefiner": {**PIXELS, "run_name": "workflow both"},

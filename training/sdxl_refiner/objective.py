@@ -65,7 +65,9 @@ class SDXLRefinerObjective:
         plain = flow.loss_per_sample(self._at_work(net).output(x, k, batch), e, 1.0).mean()
         return plain, plain.detach()
 
-    def evaluate(self, net: nn.Module, indices: Sequence[int], **options: Any) -> Evaluation:
+    def evaluate(
+        self, net: nn.Module, indices: Sequence[int], *, unaveraged: nn.Module | None = None, **options: Any
+    ) -> Evaluation:
         """Base against refined against target: the base noised to the hand-over's sigma, then Euler steps down to 0."""
         config, plan = self.config, self.plan
         last = config.sdxl_refiner.last_timestep
@@ -73,17 +75,20 @@ class SDXLRefinerObjective:
         empty.setdefault("pooled", torch.zeros(plan.unet.pooled_dim))
         return evaluate(
             self._at_work(net), self.data, indices, empty, sigmas=plan.sigmas[:-1], crop=config.validation.crop,
-            seed=config.seed, device=plan.device, times_of=lambda steps: diffusion.sigmas(steps, last),
-            **{"shown_steps": len(plan.sigmas) - 1, **options},
+            seed=config.seed, device=plan.device,
+            unaveraged=self._at_work(unaveraged) if unaveraged is not None else None,
+            times_of=lambda steps: diffusion.sigmas(steps, last), **{"shown_steps": len(plan.sigmas) - 1, **options},
         )
 
-    def save(self, path: Path, weights: dict[str, Tensor]) -> None:
+    def save(
+        self, path: Path, weights: dict[str, Tensor], *, steps: int | None = None, adapters: Path | None = None
+    ) -> None:
         """The file for the host's own loaders; weights under diffusers' names."""
         config, plan, data = self.config, self.plan, self.data
         training = {
             "dataset": data.content_hash,
             "pairs": len(data.train),
-            "steps": plan.total_steps,
+            "steps": steps or plan.total_steps,
             "config": config.identity(),
             "parameters": plan.size.parameters,
         }

@@ -1,0 +1,176 @@
+"""The settings that Train Refiner takes as JSON, as widgets."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from comfy_api.latest import io
+
+from ..training.optim.adamw import Moments, Rounding
+from ..training.options import build_options, default_of
+from .host.schema import declare, node_schema
+
+__all__ = ["NODES"]
+
+_MOST = 1_000_000  # of an input that has no upper limit of its own
+
+
+def _input(kind: Any, name: str, tooltip: str, **limits: Any) -> Any:
+    """An input whose default is the configuration's."""
+    return declare(kind, name, default=default_of(name), tooltip=tooltip, **limits)
+
+
+class Ref2VSetTrainingOptions(io.ComfyNode):
+    """The settings of a training run beside those on Train Refiner itself. Link it to that node's options.
+
+    What stays at its default is left out, so a run with this node at its defaults is the same as one without it.
+    """
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        integer, number, switch = io.Int.Input, io.Float.Input, io.Boolean.Input
+        return node_schema(
+            cls,
+            node_id="Ref2VSetTrainingOptions",
+            display_name="Training Options",
+            category="Ref2V/Refiner",
+            search_aliases=["train", "options", "EMA", "accumulation", "repeats"],
+            inputs=[
+                _input(
+                    integer, "repeats", "How often an epoch shows each pair, each time another crop.", min=1, max=10000
+                ),
+                _input(switch, "mirror", "Mirror half of the crops. Pixel space only."),
+                _input(
+                    integer,
+                    "accumulation",
+                    "Batches per optimizer step: as large a batch as memory would not hold at once.",
+                    min=1,
+                    max=4096,
+                ),
+                _input(
+                    number,
+                    "caption_dropout",
+                    "Share of samples that are trained on the empty caption. Without captions it does nothing.",
+                    min=0.0,
+                    max=1.0,
+                    step=0.01,
+                ),
+                _input(
+                    number,
+                    "ema_decay",
+                    "Of the averaged weights, which are what is saved. 0.99 suits runs of some hundred steps; 0 keeps "
+                    "the last weights.",
+                    min=0.0,
+                    max=0.99999,
+                    step=0.00001,
+                ),
+                _input(
+                    number,
+                    "weight_decay",
+                    "AdamW's, times the learning rate at each step; norms and biases do not decay.",
+                    min=0.0,
+                    max=1.0,
+                    step=0.001,
+                ),
+                _input(
+                    integer,
+                    "warmup_steps",
+                    "Steps over which the learning rate rises to its peak. Then it falls in a cosine to zero.",
+                    min=0,
+                    max=_MOST,
+                ),
+                _input(
+                    number,
+                    "clip_norm",
+                    "Gradient norm above which a gradient is scaled down to it.",
+                    min=0.001,
+                    max=float(_MOST),
+                    step=0.001,
+                ),
+                _input(
+                    switch,
+                    "gradient_checkpointing",
+                    "Less memory: activations are computed twice instead of being kept. The result is the same.",
+                ),
+                _input(
+                    io.String.Input,
+                    "noise_scale",
+                    "Noise at the start of the path. auto: as large as the residual, measured on the pairs. A number "
+                    "sets it; 0 trains for a single step.",
+                ),
+                _input(
+                    integer, "steps", "Sampling steps that the refiner is made for, not steps of training.",
+                    min=1, max=1000,
+                ),
+                _input(
+                    number,
+                    "on_grid",
+                    "Share of the training times that lie on the sampler's own sigmas; the rest lie anywhere, so that "
+                    "other numbers of sampling steps work too.",
+                    min=0.0,
+                    max=1.0,
+                    step=0.05,
+                ),
+                _input(
+                    number,
+                    "min_snr_gamma",
+                    "Min-SNR weighting of the loss, with this gamma (5 is usual); 0 = off.",
+                    min=0.0,
+                    max=float(_MOST),
+                    step=0.5,
+                ),
+                _input(
+                    integer,
+                    "validation_every",
+                    "Steps of training between two looks at the held-out pairs; 0 = once an epoch.",
+                    min=0,
+                    max=_MOST,
+                ),
+                _input(
+                    integer,
+                    "validation_pictures",
+                    "Held-out pairs that are measured and shown in mid-training; 0 = none.",
+                    min=0,
+                    max=64,
+                ),
+                _input(
+                    integer, "keep_checkpoints", "How many of the newest checkpoints stay. The best one stays as well.",
+                    min=1, max=_MOST,
+                ),
+                _input(
+                    io.Combo.Input,
+                    "rounding",
+                    "For precision pure_bf16 alone: how an update too small for bfloat16 is kept.",
+                    options=list(get_args(Rounding)),
+                ),
+                _input(
+                    io.Combo.Input,
+                    "moments",
+                    "For precision pure_bf16 alone: what AdamW keeps its moments in. bf16 takes 4 bytes a parameter "
+                    "less.",
+                    options=list(get_args(Moments)),
+                ),
+                declare(
+                    io.String.Input,
+                    "more",
+                    default="",
+                    multiline=True,
+                    optional=True,
+                    dynamic_prompts=False,
+                    tooltip="Everything else, as JSON; it wins over the inputs above. training/config.py lists the "
+                    "settings.",
+                ),
+            ],
+            outputs=[
+                declare(
+                    io.String.Output, "options", display_name="options", tooltip="JSON, for Train Refiner's options."
+                )
+            ],
+        )
+
+    @classmethod
+    def execute(cls, more: str = "", **inputs: Any) -> io.NodeOutput:
+        return io.NodeOutput(build_options(inputs, more))
+
+
+NODES = [Ref2VSetTrainingOptions]

@@ -1,0 +1,87 @@
+"""Training Options as JSON: the defaults are the configuration's, and only what differs from them is said."""
+
+import json
+
+import pytest
+
+from training.config import TrainConfig
+from training.errors import BadInput
+from training.options import FIELDS, build_options, default_of
+
+AT_DEFAULT = {name: default_of(name) for name in FIELDS}
+
+
+def config(text: str, **more) -> TrainConfig:
+    return TrainConfig.build({"dataset": "data", "run": "run", **more, **json.loads(text)})
+
+
+def value_of(built: TrainConfig, field: str):
+    section, _, name = field.rpartition(".")
+    return getattr(getattr(built, section) if section else built, name)
+
+
+def test_at_the_defaults_nothing_is_said():
+    assert build_options(AT_DEFAULT) == "{}"
+    assert build_options(AT_DEFAULT, " \n") == "{}"
+    plain = config("{}")
+    for name, field in FIELDS.items():
+        assert (value_of(plain, field) or default_of(name)) == default_of(name)
+
+
+@pytest.mark.parametrize(
+    "name, value, kept",
+    [
+        ("repeats", 16, 16), ("mirror", True, True), ("accumulation", 4, 4), ("caption_dropout", 0.0, 0.0),
+        ("ema_decay", 0.99, 0.99), ("weight_decay", 0.0, 0.0), ("warmup_steps", 0, 0), ("clip_norm", 0.5, 0.5),
+        ("gradient_checkpointing", True, True), ("noise_scale", " 0.25 ", 0.25), ("noise_scale", "0", 0.0),
+        ("steps", 4, 4), ("on_grid", 1.0, 1.0), ("min_snr_gamma", 5.0, 5.0), ("validation_every", 7, 7),
+        ("validation_pictures", 0, 0), ("keep_checkpoints", 5, 5), ("rounding", "kahan", "kahan"),
+        ("moments", "bf16", "bf16"),
+    ],
+)  # fmt: skip
+def test_each_input_alone_reaches_its_field_and_no_other(name, value, kept):
+    text = build_options({**AT_DEFAULT, name: value})
+    precision = {"precision": "pure_bf16"} if name in ("rounding", "moments") else {}
+    built, plain = config(text, **precision), config("{}", **precision)
+    assert value_of(built, FIELDS[name]) == kept != value_of(plain, FIELDS[name])
+    for other in set(FIELDS.values()) - {FIELDS[name]}:
+        assert value_of(built, other) == value_of(plain, other)
+    section, _, field = FIELDS[name].rpartition(".")
+    assert json.loads(text) == ({section: {field: kept}} if section else {field: kept})
+
+
+def test_more_wins_and_keeps_the_rest_of_its_section():
+    inputs = {**AT_DEFAULT, "repeats": 16, "mirror": True, "ema_decay": 0.99}
+    more = '{"data": {"repeats": 1}, "optimizer": {"betas": [0.9, 0.95]}, "validation": {"crop": null}}'
+    assert json.loads(build_options(inputs, more)) == {
+        "data": {"repeats": 1, "mirror": True}, "ema_decay": 0.99, "optimizer": {"betas": [0.9, 0.95]},
+        "validation": {"crop": None},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("more", ["{", "[1]", "3", "[" * 5000, "repeats: 3"])
+def test_more_that_is_no_json_object_is_one_sentence(more):
+    with pytest.raises(BadInput, match=r"^more: expected a JSON object such as ") as caught:
+        build_options(AT_DEFAULT, more)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "inputs, more, said",
+    [
+        ({"noise_scale": "much"}, "", "noise_scale: expected auto or a number from 0 up to 100, got 'much'"),
+        ({"noise_scale": "100"}, "", "noise_scale"),
+        ({"noise_scale": "nan"}, "", "noise_scale"),
+        ({"accumulation": 0}, "", r"data\.accumulation: .*got 0"),
+        ({"accumulation": 65, "rounding": "kahan"}, "", r"data\.accumulation must be at most 64"),
+        ({"ema_decay": 1.0}, "", r"ema_decay: "),
+        ({}, '{"data": {"repeat": 3}}', r"data\.repeat: "),
+        ({}, '{"data": 3}', r"data: "),
+        ({"repeats": 2}, '{"data": 3}', r"data: "),
+        ({}, '{"optimizer": 3}', r"optimizer: "),
+    ],
+)
+def test_what_no_configuration_can_have_is_named(inputs, more, said):
+    with pytest.raises(BadInput, match=said) as caught:
+        build_options({**AT_DEFAULT, **inputs}, more)
+    assert "\n" not in str(caught.value)
