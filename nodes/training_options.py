@@ -150,6 +150,19 @@ class Ref2VSetTrainingOptions(io.ComfyNode):
                     "less.",
                     options=list(get_args(Moments)),
                 ),
+                _input(
+                    io.String.Input,
+                    "start_from",
+                    "A trained refiner to go on from: a name of Load Refiner's list, or a path. Empty = a new network.",
+                ),
+                _input(
+                    integer,
+                    "lora_rank",
+                    "With start_from: train small adapters of this rank (LoRA) and leave its weights as they are; 16 "
+                    "is usual, 0 trains all of it.",
+                    min=0,
+                    max=1024,
+                ),
                 declare(
                     io.String.Input,
                     "more",

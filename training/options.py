@@ -29,19 +29,22 @@ FIELDS = {
     "keep_checkpoints": "keep_checkpoints",
     "rounding": "optimizer.rounding",
     "moments": "optimizer.moments",
+    "start_from": "refiner.start_from",
+    "lora_rank": "lora.rank",
 }
 """Input of Training Options -> field of the configuration."""
 
-_OFF = {"min_snr_gamma": 0}  # what stands for None in an input that is a number
+_OFF = {"min_snr_gamma": 0, "start_from": "", "lora_rank": 0}  # what stands for None
 _EXAMPLE = 'a JSON object such as {"optimizer": {"betas": [0.9, 0.95]}}'
 
 
 def default_of(name: str) -> Any:
     """An input's default, which is the configuration's own."""
+    if name in _OFF:
+        return _OFF[name]
     section, _, field = FIELDS[name].rpartition(".")
     model = TrainConfig.model_fields[section].annotation if section else TrainConfig
-    default = model.model_fields[field].default
-    return _OFF[name] if default is None else default
+    return model.model_fields[field].default
 
 
 def build_options(values: dict[str, Any], more: str = "") -> str:
@@ -66,7 +69,7 @@ def build_options(values: dict[str, Any], more: str = "") -> str:
         for name in ("rounding", "moments", "compiled")
         for default in [OptimizerConfig.model_fields[name].default]
     )
-    places = {"dataset": ".", "run": ".", "precision": "pure_bf16" if bf16 else "fp32"}
+    places = {"dataset": "dataset", "run": "a run of its own", "precision": "pure_bf16" if bf16 else "fp32"}
     TrainConfig.build({**places, **options})
     return json.dumps(options)
 

@@ -207,8 +207,11 @@ def test_a_run_that_leaks_is_ended_and_the_watch_can_be_turned_off(configure, wa
     from training import run
 
     grows = iter(range(10**6))
-    monkeypatch.setattr(run, "memory_of", lambda device: {"allocated": next(grows) * 100 * MiB})
-    monkeypatch.setattr(run, "LeakWatch", lambda measure: LeakWatch(measure, every=1, warm_up=2))
+    leaking = lambda: {"allocated": next(grows) * 100 * MiB}  # noqa: E731
+    monkeypatch.setattr(run, "memory_of", lambda device: {"allocated": 0})
+    monkeypatch.setattr(
+        run, "LeakWatch", lambda measure: LeakWatch(lambda: measure() and leaking(), every=1, warm_up=2)
+    )
     changes = {"data__crop": 8, "validation__pictures": 0, "epochs": 6}
     with pytest.raises(TrainingFailed, match="Step 18: .*allocated memory has grown by 100 MiB a step since step 3"):
         watch().train(configure(**changes))

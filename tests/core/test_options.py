@@ -17,7 +17,8 @@ def config(text: str, **more) -> TrainConfig:
 
 def value_of(built: TrainConfig, field: str):
     section, _, name = field.rpartition(".")
-    return getattr(getattr(built, section) if section else built, name)
+    where = getattr(built, section) if section else built
+    return getattr(where, name, None)
 
 
 def test_at_the_defaults_nothing_is_said():
@@ -85,3 +86,13 @@ def test_what_no_configuration_can_have_is_named(inputs, more, said):
     with pytest.raises(BadInput, match=said) as caught:
         build_options({**AT_DEFAULT, **inputs}, more)
     assert "\n" not in str(caught.value)
+
+
+def test_a_start_and_a_rank_make_a_lora_run():
+    inputs = {**AT_DEFAULT, "start_from": "my refiner/refiner.safetensors"}
+    assert json.loads(build_options(inputs)) == {"refiner": {"start_from": "my refiner/refiner.safetensors"}}
+    assert json.loads(build_options({**inputs, "lora_rank": 16}, '{"lora": {"targets": "attention"}}')) == {
+        "refiner": {"start_from": "my refiner/refiner.safetensors"}, "lora": {"rank": 16, "targets": "attention"},
+    }  # fmt: skip
+    with pytest.raises(BadInput, match="lora needs refiner.start_from"):
+        build_options({**AT_DEFAULT, "lora_rank": 16})
