@@ -14,7 +14,7 @@ from training import objective as objectives
 from training.checkpoint import load_newest
 from training.config import LoRAConfig, TrainConfig
 from training.data.batches import BatchSource
-from training.errors import BadInput
+from training.errors import BadInput, TrainingFailed
 from training.names import plain_names
 from training.objective import batch_loss
 from training.optim.ema import EMA
@@ -150,6 +150,25 @@ def test_the_loss_falls(conv_start, dataset, adapt, watch):
     watcher = watch()
     watcher.train(adapt(conv_start, dataset, lora={"rank": 8}, epochs=15, optimizer__learning_rate=1e-2))
     assert sum(watcher.losses[-8:]) < 0.7 * sum(watcher.losses[:8])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_frozen_layer_that_gives_nan_is_named_and_no_adapter_moves(
+    conv_start, dataset, adapt, watch, monkeypatch, precision
+):
+    spy = Spy(monkeypatch)
+
+    class Poisoner(watch):
+        def on_step(self, step, *given):
+            super().on_step(step, *given)
+            if step == 3:
+                spy.net.conv_in.base_layer.bias.data[0] = float("nan")
+                self.before = {name: p.detach().clone() for name, p in trainables(spy.net).items()}
+
+    watcher = Poisoner()
+    with pytest.raises(TrainingFailed, match="Step 4: expected a finite loss.*First not finite: .*layer conv_in"):
+        watcher.train(adapt(conv_start, dataset, precision=precision))
+    assert all(torch.equal(p, watcher.before[name]) for name, p in trainables(spy.net).items())
 
 
 # ------------------------------------------------------------------------------------------------------ what is kept
