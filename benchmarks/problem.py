@@ -12,6 +12,7 @@ from torch import Tensor
 from training.config import TrainConfig
 from training.data.degrade import degrade
 from training.data.shards import DatasetWriter
+from training.options import FIELDS, build_options
 
 NO_VALIDATION = {"pictures": 0}
 PIXELS = {"name": "ChromaRadiance", "channels": 3, "scale": 1.0, "shift": 0.0, "downscale": 1}
@@ -22,9 +23,10 @@ CLIP_L = {"tokens": 77, "dim": 768, "pooled": 0, "fingerprint": "random"}
 def demo_settings() -> dict[str, Any]:
     """What the demo trains with, read from the workflow that it queues."""
     path = Path(__file__).resolve().parent.parent / "workflows" / "api" / "train_refiner.json"
-    nodes = json.loads(path.read_text(encoding="utf-8")).values()
-    (inputs,) = (node["inputs"] for node in nodes if node["class_type"] == "Ref2VTrainRefiner")
-    settings = json.loads(inputs["options"])
+    nodes = json.loads(path.read_text(encoding="utf-8"))
+    (inputs,) = (node["inputs"] for node in nodes.values() if node["class_type"] == "Ref2VTrainRefiner")
+    said = nodes[inputs["options"][0]]["inputs"]  # those of Training Options
+    settings = json.loads(build_options({name: said[name] for name in FIELDS if name in said}, said.get("more", "")))
     settings.setdefault("refiner", {})["preset"] = inputs["preset"]
     settings.setdefault("optimizer", {})["learning_rate"] = inputs["learning_rate"]
     settings.setdefault("data", {}).update(batch_size=inputs["batch_size"], crop=inputs["crop"] or None)
