@@ -1,0 +1,201 @@
+"""What a refiner gains in each precision mode, and whether its gradients need bfloat16's range.
+
+The demo's data and settings. The demo's own network in float32, under bfloat16 autocast and with bfloat16 weights; a
+tiny network, several seeds, also under float16 autocast with the loss scaler (on a CPU float16 is too slow for more).
+The range: of the tiny network's float32 gradients without loss scaling, before and after training, how many would be
+lost in float16, in weights and in activations.
+
+    python -m benchmarks.residual_precision --dataset FOLDER [--write]
+
+Runs lie in .dev/benchmarks/residual_precision: a stopped one goes on, a finished one is read.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.epochs import gains
+from benchmarks.problem import NO_VALIDATION, configure, demo_settings
+from benchmarks.results import machine, report, table
+from training.config import TrainConfig
+from training.data.batches import BatchSource
+from training.data.shards import RefinerDataset
+from training.objective import batch_loss
+from training.plan import make_plan
+from training.refiner.file import load_refiner
+from training.refiner.model import Refiner
+from training.refiner.unet import build_unet
+from training.run import train
+
+RUNS = Path(__file__).resolve().parent.parent / ".dev" / "benchmarks" / "residual_precision"
+LOSS = "held-out loss"
+MODES = ("fp32", "bf16", "pure_bf16", "fp16")
+TINY = {
+    "refiner": {"preset": "auto", "shape": {
+        "block_channels": [32], "layers_per_block": 1, "transformer_depth": [0], "middle_depth": 0, "heads": [1],
+        "context_dim": 8,
+    }},
+    "data": {"batch_size": 4, "repeats": 2, "crop": 16},
+}  # fmt: skip
+SMALLEST, LARGEST = 2.0**-24, 65504.0  # of float16, the smallest with its last bit alone
+
+
+class Progress:
+    """Prints a line now and then."""
+
+    pictures = False
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def on_step(self, step: int, total: int, loss: float, eta: float) -> None:
+        if step % max(1, total // 10) == 0:
+            print(f"  {self.name}: step {step} of {total}, loss {loss:.3f}, {eta / 60:.1f} min left", flush=True)
+
+    def on_picture(self, picture) -> None: ...
+    def on_message(self, text: str) -> None: ...
+
+
+def run_of(dataset: Path, mode: str, seed: int, *, tiny: bool) -> TrainConfig:
+    name = f"{'tiny' if tiny else 'demo'}-{mode}-{seed}"
+    return configure(
+        dataset, RUNS / name, demo_settings(), precision=mode, seed=seed, validation=NO_VALIDATION,
+        **(TINY if tiny else {}),
+    )  # fmt: skip
+
+
+def trained(config: TrainConfig) -> dict[str, Any]:
+    """The report of that run, trained now or before."""
+    result = train(config, Progress(config.run.name))
+    evaluation = result.report["evaluation"]
+    loss = mean(evaluation["loss_per_sigma"].values())
+    return {LOSS: loss, **gains(evaluation["measures"]), "scaler": result.report["watched"]["loss_scale"]}
+
+
+def rows_of(results: dict[str, list[dict[str, Any]]]) -> list[list[object]]:
+    """One row a mode: each gain, and its difference to float32's in the same seed."""
+    rows = []
+    for mode, found in results.items():
+        row: list[object] = [mode]
+        for name in (name for name in found[0] if name != "scaler"):
+            values = [each[name] for each in found]
+            spread = f" ± {stdev(values):.3f}" if len(values) > 1 else ""
+            row.append(f"{mean(values):.3f}{spread}")
+        apart = [each[LOSS] / whole[LOSS] - 1 for each, whole in zip(found, results["fp32"], strict=False)]
+        row.append(f"{mean(apart):+.1%}")
+        rows.append(row)
+    return rows
+
+
+def gradient_range(config: TrainConfig, *, after: bool, batches: int = 16) -> list[object]:
+    """How float16 would hold what backward makes in float32: largest numbers, and the share that it would lose."""
+    data = RefinerDataset.open(config.dataset)
+    source = BatchSource(
+        config.dataset, batch_size=config.data.batch_size, repeats=config.data.repeats, seed=config.seed,
+        crop=config.data.crop, flip=config.data.mirror, caption_dropout=config.data.caption_dropout,
+    )  # fmt: skip
+    plan = make_plan(config, data, source.per_epoch)
+    torch.manual_seed(config.seed)
+    net = build_unet(plan.unet).train()
+    if after:
+        weights, _, _ = load_refiner(config.run / "refiner.safetensors")
+        net.load_state_dict(weights)
+    activations, gradients = [], []
+    for module in net.modules():
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            module.register_forward_hook(lambda _, given, output: activations.append(float(output.abs().max())))
+            module.register_full_backward_hook(lambda _, given, output: gradients.append(output[0].detach()))
+    weights, seen, lost = [], Tallies(), Tallies()
+    for index in range(batches):
+        objective, _ = batch_loss(Refiner(net, plan.s, plan.c_v, None), plan, source[index], config.seed)
+        net.zero_grad()
+        objective.backward()
+        for gradient in gradients:
+            seen.add(gradient)
+        gradients.clear()
+        for parameter in net.parameters():
+            if parameter.grad is not None:
+                lost.add(parameter.grad)
+                weights.append(float(parameter.grad.abs().max()))
+    when = "after training" if after else "before training"
+    return [
+        when, f"{max(activations):.1f}", f"{max(weights):.2g}", lost.share(), f"{seen.largest:.2g}", seen.share(),
+    ]  # fmt: skip
+
+
+class Tallies:
+    """Counts the numbers that float16 rounds to zero, of those that are not zero."""
+
+    def __init__(self) -> None:
+        self.gone = self.all = 0
+        self.largest = 0.0
+
+    def add(self, tensor: Tensor) -> None:
+        size = tensor.abs()
+        some = size > 0
+        self.all += int(some.sum())
+        self.gone += int((some & (size <= SMALLEST / 2)).sum())
+        self.largest = max(self.largest, float(size.max()))
+
+    def share(self) -> str:
+        return f"{self.gone / max(1, self.all):.2%}"
+
+
+def describe(demo: dict, tiny: dict, parameters: int, seeds: int, ranges: list[list[object]]) -> str:
+    names = [name for name in demo["fp32"][0] if name != "scaler"]
+    scaler = tiny["fp16"][0]["scaler"]
+    scales = " -> ".join(f"{scale:g}" for _, scale in scaler["history"])
+    return "\n".join(
+        [
+            "### Residual training in each precision mode",
+            "",
+            "The demo's 8 epochs; loss on its held-out pictures (1 = nothing learnt) and gains over the base there: PSNR",
+            "in dB, the spectrum's fall. Last column: the loss against fp32's with the same seed. The demo's network, one",
+            "seed:",
+            "",
+            table(["mode", *names, "loss against fp32"], rows_of(demo)),
+            "",
+            f"A network of {parameters:,} parameters, crops of {TINY['data']['crop']} pixels, {seeds} seeds, mean ±",
+            f"deviation. fp16 is autocast with the loss scaler (first seed: scale {scales}, {scaler['skipped']} steps",
+            "skipped):",
+            "",
+            table(["mode", *names, "loss against fp32"], rows_of(tiny)),
+            "",
+            "Does it need bfloat16's range? The tiny network's numbers in float32, without loss scaling (float16 ends",
+            f"at {LARGEST:g} and rounds to zero below {SMALLEST / 2:.1g}):",
+            "",
+            table(
+                ["", "largest activation", "largest weight gradient", "of them lost", "largest activation gradient",
+                 "of them lost"], ranges,
+            ),
+            "",
+            machine(),
+        ]
+    )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset", type=Path, required=True, help="a dataset with held-out pairs, such as the demo's")
+    parser.add_argument("--seeds", type=int, default=3, help="of the tiny network (default: %(default)s)")
+    parser.add_argument("--write", action="store_true", help="replace this section of RESULTS.md")
+    options = parser.parse_args()
+    tiny = {
+        mode: [trained(run_of(options.dataset, mode, seed, tiny=True)) for seed in range(options.seeds)]
+        for mode in MODES
+    }
+    first = run_of(options.dataset, "fp32", 0, tiny=True)
+    ranges = [gradient_range(first, after=after) for after in (False, True)]
+    demo = {mode: [trained(run_of(options.dataset, mode, 0, tiny=False))] for mode in MODES[:-1]}
+    parameters = train(first).report["parameters"]
+    report("residual_precision", describe(demo, tiny, parameters, options.seeds, ranges), write=options.write)
+
+
+if __name__ == "__main__":
+    main()
