@@ -155,9 +155,9 @@ def describe(demo: dict, tiny: dict, parameters: int, seeds: int, ranges: list[l
         [
             "### Residual training in each precision mode",
             "",
-            "The demo's 8 epochs; loss on its held-out pictures (1 = nothing learnt) and gains over the base there: PSNR",
-            "in dB, the spectrum's fall. Last column: the loss against fp32's with the same seed. The demo's network, one",
-            "seed:",
+            "The demo's 8 epochs; loss on its held-out pictures (1 = nothing learnt) and gains over the base there:",
+            "PSNR in dB, the spectrum's fall. Last column: the loss against fp32's with the same seed. The demo's",
+            "network, one seed:",
             "",
             table(["mode", *names, "loss against fp32"], rows_of(demo)),
             "",
