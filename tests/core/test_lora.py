@@ -2,6 +2,7 @@
 
 import copy
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 from tests.core.starts import TEXT, write_start
 from tests.core.test_resume import history, last_state
 from training import objective as objectives
+from training.__main__ import main
 from training.checkpoint import load_newest
 from training.config import LoRAConfig, TrainConfig
 from training.data.batches import BatchSource
@@ -434,3 +436,13 @@ def test_a_copy_of_an_adapted_network_is_one(conv_start, dataset, adapt):
     other = copy.deepcopy(refiner.net)
     fill(trainables(other), {name: torch.ones_like(p) for name, p in trainables(other).items()})
     assert not any(torch.equal(p, torch.ones_like(p)) for p in trainables(refiner.net).values())
+
+
+def test_the_command_line_gives_the_same_bytes(conv_start, dataset, adapt, watch, tmp_path, capsys):
+    expected = watch().train(adapt(conv_start, dataset, run=tmp_path / "here"))
+    path = tmp_path / "run.json"
+    path.write_text(adapt(conv_start, dataset).to_json())
+    assert main(["train", "--config", str(path)]) == 0
+    folder = Path(capsys.readouterr().out.split("\n")[-2]).parent
+    for name in ("refiner.safetensors", "lora.safetensors"):
+        assert (folder / name).read_bytes() == (expected.folder / name).read_bytes()
