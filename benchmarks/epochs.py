@@ -48,6 +48,8 @@ class Progress:
 
     def on_picture(self, picture) -> None: ...
 
+    def on_measure(self, done: int, total: int) -> None: ...
+
     def on_message(self, text: str) -> None:
         print(f"  {self.epochs} epochs: {text}", flush=True)
 

@@ -17,6 +17,7 @@ sys.path.append(str(ROOT))
 
 from tests.host.client import HostDied, Result  # noqa: E402
 from tests.host.server import HostServer, has_gpu  # noqa: E402
+from training.measure_words import MEASURES, measure_words, row_words  # noqa: E402
 
 BASE, RESULTS = ROOT / ".dev" / "base", ROOT / "demo_output"
 PICTURES = "ref2v_demo"  # folder in input/ that the workflow reads
@@ -70,10 +71,18 @@ def run_workflow(host: HostServer, name: str, prompt: dict) -> Result:
     bars: dict[str, tqdm] = {}
 
     def show(kind: str, data: dict):
+        if kind == "executing":  # what is done must not count the seconds on
+            for node, bar in bars.items():
+                if node != data["node"]:
+                    bar.close()
+        if kind == "text" and data["node"] in bars:
+            bars[data["node"]].set_postfix_str(data["text"])
         if kind != "progress" or data["node"] is None:
             return
         node, total = data["node"], data["max"]
         if node not in bars or bars[node].total != total:
+            if node in bars:
+                bars[node].close()
             bars[node] = tqdm(total=total, desc=titles.get(node, node), dynamic_ncols=True, mininterval=0.5)
         bars[node].update(data["value"] - bars[node].n)
 
@@ -108,23 +117,23 @@ def gather(run: Path, host: HostServer, refined: Result) -> dict:
 def print_table(rows: dict[str, dict[str, float]]):
     """Rows of named numbers, aligned."""
     columns = list(dict.fromkeys(name for row in rows.values() for name in row))
-    first = max(map(len, rows))
-    widths = [max(len(name), 8) for name in columns]
-    print(" " * first, *(f"{name:>{width}}" for name, width in zip(columns, widths, strict=True)), sep="  ")
+    first = max(len(row_words(name)) for name in rows)
+    widths = [max(len(MEASURES[name].short), 8) for name in columns]
+    heads = (f"{MEASURES[name].short:>{width}}" for name, width in zip(columns, widths, strict=True))
+    print(" " * first, *heads, sep="  ")
     for name, row in rows.items():
         cells = [
             f"{row[key]:>{width}.3f}" if key in row else " " * width for key, width in zip(columns, widths, strict=True)
         ]
-        print(f"{name:<{first}}", *cells, sep="  ")
+        print(f"{row_words(name):<{first}}", *cells, sep="  ")
 
 
 def print_report(report: dict):
     """The numbers of training/report.py."""
     training, evaluation = report["training"], report["evaluation"]
-    print(
-        f"\nMeans over {evaluation['pairs']} {evaluation['on']} (PSNR in dB and SSIM: more is better; spectrum: less)"
-    )
+    print(f"\nMeans over {evaluation['pairs']} {evaluation['on']}:")
     print_table(evaluation["measures"])
+    print(f"({'; '.join(measure_words(name) for name in evaluation['measures']['base'])})")
     losses = "  ".join(f"{sigma}: {loss:.3f}" for sigma, loss in evaluation["loss_per_sigma"].items())
     print(f"\nLoss at each sigma:  {losses}")
     size, steps, seconds = report["parameters"] / 1e6, training["steps"], training["seconds"]

@@ -214,8 +214,18 @@ def _train(options: argparse.Namespace) -> int:
 
         def on_picture(self, picture) -> None: ...
 
+        def on_measure(self, done: int, total: int) -> None:
+            if done == 0:
+                self.close()
+                self.bar = tqdm(total=total, desc="measuring", unit="pair", dynamic_ncols=True)
+            self.bar.update(done - self.bar.n)
+
         def on_message(self, text: str) -> None:
             tqdm.write(text)
+
+        def close(self) -> None:
+            if self.bar is not None:
+                self.bar.close()
 
     stop = []
     # the first Ctrl-C ends the run after its step, with a whole checkpoint; a second one falls back to Python's own
@@ -225,9 +235,8 @@ def _train(options: argparse.Namespace) -> int:
         result = train(config, terminal, lambda: bool(stop))
     finally:
         signal.signal(signal.SIGINT, previous)
-        if terminal.bar is not None:
-            terminal.bar.close()
-    print(result.refiner if result.status != "stopped" else result.message)
+        terminal.close()
+    print(result.refiner if result.status != "stopped" else "Run the command again to go on from there.")
     return 130 if result.status == "stopped" else 0
 
 

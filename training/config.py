@@ -12,11 +12,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from .errors import BadInput, first_error
+from .errors import BadInput
 from .optim.adamw import Moments, Rounding
 from .refiner.unet import PRESETS
 from .sdxl_refiner.diffusion import LAST
 from .start_file import start_file_hash
+from .suggest import complaint
 
 Precision = Literal["fp32", "bf16", "fp16", "pure_bf16"]
 MOST_LOW_SUMS = 64  # gradients that add up in bfloat16: the 257th of equal size would change nothing
@@ -221,7 +222,7 @@ class TrainConfig(Section):
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
-            raise BadInput(f"Training configuration: {first_error(error)}.") from error
+            raise BadInput(f"Training configuration: {complaint(error, cls)}.") from error
 
     @classmethod
     def build(cls, values: dict[str, Any]) -> TrainConfig:
@@ -229,7 +230,7 @@ class TrainConfig(Section):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise BadInput(f"Training configuration: {first_error(error)}.") from error
+            raise BadInput(f"Training configuration: {complaint(error, cls)}.") from error
 
     def identity(self) -> dict[str, Any]:
         """The part that decides the trained weights. Two runs of equal identity on equal data give equal bytes.

@@ -102,14 +102,17 @@ def evaluate(
     shown_steps: int = 8,
     sharpening: bool = True,
     unaveraged: AtWork | None = None,
+    on_pair: Callable[[int, int], None] = lambda done, total: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
     """Mean measures over the pairs `indices`. The noise of pair k is a function of (seed, k), whatever the device.
 
     times_of: the sampling times of so many steps, the final 0 included.
     unaveraged: the same network with the weights as they are in training; only its loss is measured.
+    on_pair: told (pairs done, of how many).
     """
     pixel = is_pixel_space(data)
+    on_pair(0, len(indices))
     kernel = fit_sharpening(data, crop) if pixel and sharpening else None
     totals: dict[str, dict[str, float]] = {}
     losses, other_losses = [0.0] * len(sigmas), 0.0
@@ -140,6 +143,7 @@ def evaluate(
             other_losses += sum(unaveraged.loss_at(z1, b1, e1, condition, sigmas))
         preview = data.info.get("preview")
         pictures.append({n: to_picture(x, preview) for n, x in (("base", b), ("refined", shown), ("target", z))})
+        on_pair(len(pictures), len(indices))
     count = max(len(pictures), 1)
     rows = {name: {m: v / count for m, v in row.items()} for name, row in totals.items()}
     per_sigma = {f"{t:g}": loss / count for t, loss in zip(sigmas, losses, strict=True)}

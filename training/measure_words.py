@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-__all__ = ["MEASURES", "measure_words", "row_words"]
+from typing import NamedTuple
 
-# name in report.json -> (words, whether more is better)
+__all__ = ["MEASURES", "Measure", "measure_words", "row_words"]
+
+
+class Measure(NamedTuple):
+    short: str
+    unit: str
+    more_is_better: bool
+
+
 MEASURES = {
-    "psnr": ("PSNR (dB, more is better)", True),
-    "ssim": ("SSIM (more is better)", True),
-    "spectrum": ("spectrum distance (less is better)", False),
-    "relative_residual": ("residual left (base = 1, less is better)", False),
+    "psnr": Measure("PSNR", "dB", True),
+    "ssim": Measure("SSIM", "", True),
+    "spectrum": Measure("spectrum distance", "", False),
+    "relative_residual": Measure("residual left", "base = 1", False),
 }
 
 
 def measure_words(name: str) -> str:
-    return MEASURES[name][0] if name in MEASURES else name
+    """"psnr" -> "PSNR (dB, more is better)", as the README says it."""
+    measure = MEASURES.get(name)
+    if measure is None:
+        return name
+    remarks = [measure.unit, "more is better" if measure.more_is_better else "less is better"]
+    return f"{measure.short} ({', '.join(filter(None, remarks))})"
 
 
 def row_words(name: str) -> str:
-    """"base", "sharpening", "8 steps" -> as the README says it."""
+    """The row of a table: "sharpening" -> "best fixed sharpening filter", "8 steps" -> "refiner, 8 steps"."""
     if name == "sharpening":
         return "best fixed sharpening filter"
     return f"refiner, {name}" if name.endswith(("step", "steps")) else name

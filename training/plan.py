@@ -19,6 +19,9 @@ from .refiner.start import Start, open_start
 from .refiner.unet import UNetConfig, preset
 from .sdxl_refiner import plan as sdxl_refiner
 
+LARGE_FOR_A_CPU = 20_000_000  # parameters; pixel-small, which is meant for CPUs too, has one million
+LONG = 3600  # seconds of a run from which on a CPU's pace is remarked on
+
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16, "pure_bf16": None}
 
 
@@ -81,6 +84,12 @@ def make_plan(config: TrainConfig, data: RefinerDataset, micro_per_epoch: int) -
     choices.append(training_advice(device, size.parameters))
     if config.gradient_checkpointing:
         choices.append("gradient checkpointing, non-reentrant: less memory, each forward pass computed twice")
+    choices += _crop_remark(config.data.crop, data)
+    if device.type == "cpu" and size.parameters > LARGE_FOR_A_CPU:
+        choices.append(
+            f"a network of {size.parameters / 1e6:,.0f} million parameters is made for a GPU; on a CPU every step "
+            "takes long, and how long is said after the first one"
+        )
     drawn, there = micro_per_epoch * config.data.batch_size, len(data.train) * config.data.repeats
     if drawn >= 2 * there:
         choices.append(
@@ -108,6 +117,29 @@ def make_plan(config: TrainConfig, data: RefinerDataset, micro_per_epoch: int) -
         adapters=adapters,
         choices=choices,
     )
+
+
+def _crop_remark(crop: int | None, data: RefinerDataset) -> list[str]:
+    """What becomes of pairs that are smaller than the crop."""
+    sizes = [(data.pairs[index].height, data.pairs[index].width) for index in data.train]
+    if crop is None or not any(min(size) < crop for size in sizes):
+        return []
+    whole = sum(max(size) <= crop for size in sizes)
+    if whole == len(sizes):
+        height, width = max(sizes, key=lambda size: size[0] * size[1])
+        return [f"crop {crop} is larger than every picture (the largest has {height} x {width} cells): they are whole"]
+    short = sum(min(size) < crop for size in sizes)
+    return [f"crop {crop}: {short} of {len(sizes)} pairs are shorter on a side, and whole there"]
+
+
+def pace_remark(plan: Plan, first: float, step: int) -> str:
+    """What the first step of this session, `first` seconds long, lets one expect on a CPU; "" for a short run."""
+    left = first * (plan.total_steps - step)
+    if plan.device.type != "cpu" or left < LONG:
+        return ""
+    took = f"{first:.0f} s" if first < 120 else f"{first / 60:.0f} min"
+    steps = f"the other {plan.total_steps - step:,} take {left / 3600:,.1f} hours"
+    return f"The first step took {took}: at this pace {steps}."
 
 
 def _precision_sentence(config: TrainConfig) -> str:

@@ -29,7 +29,6 @@ _WIDTH = 16  # inches, at 100 dots each
 _PAIRS, _TIMES = 3, 5  # held-out pairs, and times in the run at which they are shown
 _COLUMNS = _TIMES + 2  # base and target beside them
 _COLOURS = {"done": "tab:green", "stopped": "tab:orange", "failed": "tab:red"}
-_SHORT = {"psnr": "PSNR, dB", "ssim": "SSIM", "spectrum": "spectrum\ndistance", "relative_residual": "residual\nleft"}
 _FEW = 40  # points that are marked one by one
 # The first of these that is installed says what the page's own font has no letters for: a run's name, a path
 _OTHER_SCRIPTS = (
@@ -281,9 +280,8 @@ def _gains(measured: Evaluation) -> list[str]:
     refined = {name: row for name, row in measured.rows.items() if name.endswith(("step", "steps"))}
     told = []
     for name in ("psnr", "spectrum") if "psnr" in base else ("relative_residual", "spectrum"):
-        where = (max if MEASURES[name][1] else min)(refined, key=lambda row: refined[row][name])
-        words = _SHORT[name].replace("\n", " ").split(",")[0]
-        told.append(f"{words} {base[name]:.2f} → {refined[where][name]:.2f} ({where})")
+        where = (max if MEASURES[name].more_is_better else min)(refined, key=lambda row: refined[row][name])
+        told.append(f"{MEASURES[name].short} {base[name]:.2f} → {refined[where][name]:.2f} ({where})")
     return ["Base → refiner, each at its best number of sampling steps: " + "; ".join(told)]
 
 
@@ -294,9 +292,10 @@ def _draw_table(axes, measured: Evaluation, title: str) -> None:
     height = len(measured.rows) + 2.5
     lefts = [0.42 + 0.58 * (k + 1) / len(names) for k in range(len(names))]
     for name, left in zip(names, lefts, strict=True):
-        axes.text(left, 1 - 1.3 / height, _SHORT.get(name, name), ha="right", va="bottom", fontsize=9)
+        head = MEASURES[name].short.replace(" ", "\n") + (", dB" if name == "psnr" else "")
+        axes.text(left, 1 - 1.3 / height, head, ha="right", va="bottom", fontsize=9)
     best = {
-        name: (max if MEASURES.get(name, ("", False))[1] else min)(row[name] for row in measured.rows.values())
+        name: (max if MEASURES[name].more_is_better else min)(row[name] for row in measured.rows.values())
         for name in names
     }
     for k, (row, values) in enumerate(measured.rows.items()):

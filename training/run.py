@@ -35,7 +35,7 @@ from .optim.build import build_optimizer
 from .optim.ema import EMA
 from .optim.schedule import warmup_cosine
 from .origin import find_origin
-from .plan import Plan, make_plan
+from .plan import Plan, make_plan, pace_remark
 from .precision.guard import FirstBadLayer
 from .precision.scaling import needs_scaler
 from .report_page import RunPage
@@ -51,6 +51,7 @@ class Observer(Protocol):
 
     def on_step(self, step: int, total: int, loss: float, eta: float) -> None: ...
     def on_picture(self, picture) -> None: ...  # a PIL picture: loss curve and validation sample in turn
+    def on_measure(self, done: int, total: int) -> None: ...  # held-out pairs, after the last step
     def on_message(self, text: str) -> None: ...
 
 
@@ -59,6 +60,7 @@ class Silent:
 
     def on_step(self, step, total, loss, eta): ...
     def on_picture(self, picture): ...
+    def on_measure(self, done, total): ...
     def on_message(self, text): ...
 
 
@@ -158,7 +160,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
 
     def stopped() -> RunResult:
         saver.wait()
-        message = f"Stopped at step {step} of {plan.total_steps}; queue it again to go on from there."
+        message = f"Stopped at step {step} of {plan.total_steps}; started again, the run goes on from there."
         folder.set_status("stopped", step, plan.total_steps, message)
         observer.on_message(message)
         draw_page("stopped", message)
@@ -191,7 +193,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
     every = config.validation.every or max(1, round(plan.micro_per_epoch / config.data.accumulation))
     show_every = max(1, plan.total_steps // 40)
     watch = LeakWatch(lambda: memory_of(plan.device) if config.health.leak_watch else {})
-    sample_picture, started, began_at = None, time.monotonic(), step
+    sample_picture, started, began_at, seconds_before = None, time.monotonic(), step, seconds
     page: RunPage | None = None
     with (
         folder.failures_told(lambda: (step, plan.total_steps), lambda said: draw_page("failed", said)),
@@ -238,6 +240,8 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
             memory.look(step)
             watch.look(step)
             observer.on_step(step, plan.total_steps, total, _eta(seconds, step, plan.total_steps))
+            if step == began_at + 1 and (remark := pace_remark(plan, seconds - seconds_before, step)):
+                observer.on_message(remark)
             if observer.pictures and step % show_every == 0:
                 show_sample = sample_picture is not None and (step // show_every) % 2 == 1
                 observer.on_picture(sample_picture if show_sample else reports.loss_picture(journal))
@@ -248,9 +252,11 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         objective.save(folder.refiner, ema.state_dict(), adapters=folder.lora)
 
         # ---- evaluation and report ---------------------------------------------------------------------------------
-        observer.on_message("Trained. Measuring the held-out pairs.")
+        observer.on_message(f"Trained. Measuring {'the held-out' if data.held_out else 'some training'} pairs.")
         saved = objective.saved(folder.refiner, ema.net)
-        measured = objective.evaluate(saved, data.held_out or data.train[:4], should_stop=should_stop)
+        measured = objective.evaluate(
+            saved, data.held_out or data.train[:4], on_pair=observer.on_measure, should_stop=should_stop
+        )
         if should_stop():  # the last step is in a checkpoint: queued again, the run goes on right here
             return stopped()
         saver.wait()

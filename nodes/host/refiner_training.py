@@ -19,6 +19,7 @@ from torch import Tensor
 from ...training.config import TrainConfig
 from ...training.data.shards import RefinerDataset
 from ...training.errors import BadInput
+from ...training.measure_words import measure_words, row_words
 from ...training.plan import find_device
 from ...training.refiner.lora import ADAPTERS
 from ...training.run import RunResult, train
@@ -131,6 +132,10 @@ class _NodeObserver:
     def on_picture(self, picture: Image.Image) -> None:
         self.progress.update(self.progress.value, preview=picture)
 
+    def on_measure(self, done: int, total: int) -> None:
+        self.progress.text(f"Measured {done} of {total} pairs")
+        self.progress.update(done, total)
+
     def on_message(self, text: str) -> None:
         self.messages.append(text)
         self.progress.message(text)
@@ -203,14 +208,17 @@ def _report_text(result: RunResult, messages: list[str]) -> str:
     report = result.report
     lines = [result.message, "", f"Refiner: {result.refiner}", ""]
     lines += [f"- {choice}" for choice in report.get("choices", [])]
-    lines += [f"- {message}" for message in messages if message not in report.get("choices", [result.message])]
+    told = {result.message, *report.get("choices", [])}
+    lines += [f"- {message}" for message in messages if message not in told]
     evaluation = report.get("evaluation", {})
     measures: dict[str, dict[str, float]] = evaluation.get("measures", {})
     if measures:
         columns = list(next(iter(measures.values())))
         lines += ["", f"Measured on {evaluation['pairs']} {evaluation['on']}:", ""]
-        lines += [_row(["", *columns]), _row(["---", *("---:" for _ in columns)])]  # Markdown, for the preview node
-        lines += [_row([name, *(f"{row.get(c, float('nan')):.3f}" for c in columns)]) for name, row in measures.items()]
+        heads = [measure_words(name) for name in columns]
+        lines += [_row(["", *heads]), _row(["---", *("---:" for _ in columns)])]  # Markdown, for the preview node
+        for name, row in measures.items():
+            lines.append(_row([row_words(name), *(f"{row.get(column, float('nan')):.3f}" for column in columns)]))
     losses = evaluation.get("loss_per_sigma", {})
     if losses:
         lines += ["", "Loss at each sigma: " + ", ".join(f"{t} {loss:.3f}" for t, loss in losses.items())]

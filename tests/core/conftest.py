@@ -40,6 +40,7 @@ class Watcher:
         self.etas: list[float] = []
         self.shown: list = []
         self.messages: list[str] = []
+        self.measured: list[tuple[int, int]] = []
 
     def on_step(self, step, total, loss, eta):
         self.steps.append(step)
@@ -48,6 +49,9 @@ class Watcher:
 
     def on_picture(self, picture):
         self.shown.append(picture)
+
+    def on_measure(self, done, total):
+        self.measured.append((done, total))
 
     def on_message(self, text):
         self.messages.append(text)

@@ -63,7 +63,7 @@ def test_ctrl_c_leaves_a_run_that_a_second_start_finishes_to_the_same_bytes(
     assert "Traceback" not in err
     stopped = json.loads((folder / "status.json").read_text())
     assert stopped["state"] == "stopped" and 2 <= stopped["step"] < 12
-    assert "queue it again" in out
+    assert "Run the command again to go on" in out and "queue" not in out
     assert not (folder / "refiner.safetensors").exists()
 
     # the run's own config.json starts it again, and another process gives the bytes of the one in this process

@@ -424,3 +424,31 @@ def test_a_batch_far_too_large_for_the_dataset_is_remarked_on(dataset, configure
     assert len(found) == said
     if said:
         assert f"an epoch draws {batch} samples where 8 would do" in found[0]
+
+
+def choices_of(config, dataset):
+    source = BatchSource(dataset, batch_size=2, crop=config.data.crop)
+    return make_plan(config, source.data, source.per_epoch).choices
+
+
+def test_a_crop_that_pictures_are_too_small_for_is_remarked_on(configure, dataset, build_pairs):
+    said = {crop: [c for c in choices_of(configure(data__crop=crop), dataset) if "crop" in c] for crop in (8, 16, 1024)}
+    assert said[8] == said[16] == []
+    assert said[1024] == ["crop 1024 is larger than every picture (the largest has 16 x 16 cells): they are whole"]
+
+
+def test_a_large_network_on_a_cpu_is_remarked_on_and_its_pace_told(configure, dataset, monkeypatch, watch):
+    from training import plan as plans
+
+    assert not any("made for a GPU" in choice for choice in choices_of(configure(device="cpu"), dataset))
+    monkeypatch.setattr(plans, "LARGE_FOR_A_CPU", 100_000)
+    assert any("0 million parameters is made for a GPU" in c for c in choices_of(configure(device="cpu"), dataset))
+    monkeypatch.setattr(plans, "LONG", 1e-6)
+    watcher = watch(stop_after=2)
+    watcher.train(configure(device="cpu"))
+    (said,) = [text for text in watcher.messages if text.startswith("The first step took")]
+    assert "at this pace the other 11 take" in said
+
+
+def test_measuring_is_told_pair_by_pair(whole_run):
+    assert whole_run[1].measured == [(0, 1), (1, 1)]

@@ -223,7 +223,11 @@ class HostClient:
                 await socket.send_json({"type": "feature_flags", "data": {"supports_preview_metadata": True}})
                 async for message in socket:
                     if message.type == aiohttp.WSMsgType.BINARY:
+                        shown = len(result.texts)
                         _read_binary(result, message.data)
+                        if on_event is not None and len(result.texts) > shown:
+                            node, text = result.texts[-1]
+                            await asyncio.to_thread(on_event, "text", {"node": node, "text": text})
                         continue
                     if message.type != aiohttp.WSMsgType.TEXT:
                         break

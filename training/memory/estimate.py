@@ -149,15 +149,15 @@ class AttentionEstimate:
             f"Latent: {latent.batch} x {sides}{latent.height} x {latent.width} = {self.latent_bytes:,} bytes.",
             f"Backend: {self.chosen}, {MEASURED[self.backend]}.",
             "",
-            f"{'attention layer':<18}{'layers':>7}{'queries':>9}{'keys':>9}{'heads':>9}{'one layer':>13}    scores",
+            f"{'attention layer':<18}{'layers':>7}{'queries':>9}{'keys':>9}{'heads':>9}{'one layer':>13}{'scores':>13}",
         ]
         for each, its in zip(self.layers, self.peaks(), strict=True):
-            call, mark = each.call, " <" if each is layer else ""
+            call, mark = each.call, "  <- peak" if each is layer else ""
             scores = call.scores(call.q_tokens, call.k_tokens, call.element_bytes)
             heads = f"{call.heads} x {call.head_dim}"
             lines.append(
                 f"{each.name:<18}{each.count:>7}{call.q_tokens:>9}{call.k_tokens:>9}{heads:>9}{in_words(its.total):>13}"
-                f"{mark:<4}{in_words(scores)}"
+                f"{in_words(scores):>13}{mark}"
             )
         lines += ["", f"{'one layer on':<18}{''.join(f'{backend:>14}' for backend in BACKENDS)}"]
         columns = [self.peaks(backend) for backend in BACKENDS]
@@ -165,14 +165,14 @@ class AttentionEstimate:
             lines.append(f"{each.name:<18}{''.join(f'{in_words(its.total):>14}' for its in row)}")
         lines += ["", f"The peak layer on {peak.runs}, in bytes:"]
         lines += [f"  {term:<12}{size:>20,}" for term, size in peak.terms.items()]
-        lines += [f"  {'total':<12}{peak.total:>20,}", "", f"{'backend':<16}{'peak':>12}   "]
+        lines += [f"  {'total':<12}{peak.total:>20,}", "", f"{'backend':<16}{'peak':>12}"]
         for backend in BACKENDS:
             other = self.peak_layer(backend)[1]
             remarks = [MEASURED[backend], *([f"runs {other.runs}"] if other.runs != backend else []), *other.notes]
             if refused := next((p.refused for p in self.peaks(backend) if p.refused), None):
                 remarks.append(refused)
-            mark = " <" if backend == self.backend else ""
-            lines.append(f"{backend:<16}{in_words(other.total):>12}{mark:<3}{'; '.join(remarks)}")
+            mark = " <- chosen" if backend == self.backend else ""
+            lines.append(f"{backend:<16}{in_words(other.total):>12}{mark:<12}{'; '.join(remarks)}")
         lines += [
             "",
             "Not counted: activations outside attention (convolutions, feed-forward, skip connections), text encoder,",
