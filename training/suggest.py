@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
+from typing import get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -33,9 +34,10 @@ def _fields(model: type[BaseModel], prefix: str = "") -> list[str]:
     """Dotted names of all leaves."""
     found = []
     for name, field in model.model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            found += _fields(inner, f"{prefix}{name}.")
+        kinds = get_args(field.annotation) or (field.annotation,)  # a section may be none
+        sections = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if sections:
+            found += _fields(sections[0], f"{prefix}{name}.")
         else:
             found.append(prefix + name)
     return found

@@ -15,6 +15,7 @@ from training.errors import BadInput
         ({"optimizer": {"repeats": 3}}, "optimizer.repeats: there is no such setting (got 3); perhaps data.repeats is"),
         ({"optimiser": {"betas": [0, 0]}}, "optimiser: there is no such setting; perhaps optimizer is meant."),
         ({"epoch": 3}, "epoch: there is no such setting (got 3); perhaps epochs is meant."),
+        ({"lora": {"rnak": 4}}, "lora.rnak: there is no such setting (got 4); perhaps lora.rank is meant."),
         ({"data": {"zzz": 3}}, "data.zzz: there is no such setting (got 3)."),
     ],
 )
