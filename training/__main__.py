@@ -24,6 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     export.add_argument("--checkpoint", default="best", help="best (validation loss), last, or a step (default best)")
     export.add_argument("--out", type=Path, required=True, help="the refiner file to write, NAME.safetensors")
     export.add_argument("--dataset", type=Path, help="where the run's dataset is now, if it was moved")
+    export.add_argument("--start-from", type=Path, help="where the refiner that it went on from is now")
     export.add_argument("--force", action="store_true", help="replace a file that is there")
     _declare_estimate(commands.add_parser("estimate", help="memory needed, before anything runs"))
     options = parser.parse_args(arguments)
@@ -175,9 +176,8 @@ def _write_chart(picture, path: Path) -> None:
 def _export(options: argparse.Namespace) -> int:
     from .export import export_checkpoint
 
-    for sentence in export_checkpoint(
-        options.run, options.checkpoint, options.out, dataset=options.dataset, force=options.force
-    ):
+    moved = {"dataset": options.dataset, "start_from": options.start_from}
+    for sentence in export_checkpoint(options.run, options.checkpoint, options.out, **moved, force=options.force):
         print(sentence)
     return 0
 

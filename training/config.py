@@ -191,8 +191,9 @@ class TrainConfig(Section):
             where = getattr(self, section) if section else self
             value = getattr(where, name)
             if value != type(where).model_fields[name].default:
+                got = "a section" if isinstance(value, BaseModel) else repr(value)
                 raise ValueError(
-                    f"{field} belongs to objective {other} and would do nothing in {self.objective}; got {value!r}"
+                    f"{field} belongs to objective {other} and would do nothing in {self.objective}; got {got}"
                 )
         return self
 
@@ -209,7 +210,7 @@ class TrainConfig(Section):
                 "lora needs refiner.start_from: it trains small adapters and leaves the network under them as it is, "
                 "and one of random weights would never learn"
             )
-        if start is not None and os.path.abspath(start).startswith(os.path.join(os.path.abspath(self.run), "")):
+        if start is not None and os.path.realpath(start).startswith(os.path.join(os.path.realpath(self.run), "")):
             raise ValueError(
                 f"refiner.start_from must not lie in the folder of the new run, which would put its own refiner there: "
                 f"give the run another name; got {str(start)!r}"
@@ -291,5 +292,7 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> l
         if isinstance(a, dict) and isinstance(b, dict):
             found += differences(a, b, f"{prefix}{key}.")
         elif a != b:
+            if prefix + key == "refiner.start_from":  # SHA-256 of what is in the file
+                a, b = (value and f"content {value[:12]}" for value in (a, b))
             found.append(f"{prefix}{key} {a!r} -> {b!r}")
     return found

@@ -19,13 +19,19 @@ __all__ = ["export_checkpoint"]
 
 
 def export_checkpoint(
-    run: Path, which: str, out: Path, *, dataset: Path | None = None, force: bool = False
+    run: Path,
+    which: str,
+    out: Path,
+    *,
+    dataset: Path | None = None,
+    start_from: Path | None = None,
+    force: bool = False,
 ) -> list[str]:
     """Write the averaged weights of a checkpoint in `run` as a refiner file; returns what a person should know.
 
-    which: best (lowest validation loss), last (the newest that is whole) or a step. dataset: where the run's dataset
-    is now, if it was moved. BadInput where a checkpoint is missing or damaged, and where `out` is there already and
-    `force` is not given.
+    which: best (lowest validation loss), last (the newest that is whole) or a step. dataset, start_from: where the
+    run's dataset is now, and the refiner that it went on from, if they were moved. BadInput where a checkpoint is
+    missing or damaged, and where `out` is there already and `force` is not given.
     """
     from .data.shards import RefinerDataset
     from .objective import choose_objective
@@ -39,6 +45,8 @@ def export_checkpoint(
         raise BadInput(f"--out: {out} is there already: give another name, or --force to replace it.")
     folder = RunFolder(run)
     config, data_hash = _read_config(run)
+    if start_from is not None:  # what is in it is compared with the checkpoint
+        config = config.model_copy(update={"refiner": config.refiner.model_copy(update={"start_from": start_from})})
     found, said = _choose(folder, which, config, data_hash)
     place = dataset or config.dataset
     data = RefinerDataset.open(place)

@@ -14,6 +14,7 @@ from .config import TrainConfig
 from .data.seeds import seeded_generator
 from .data.shards import RefinerDataset
 from .evaluate import Evaluation, evaluate
+from .objective_parts import empty_conditioning, provenance
 from .plan import Plan
 from .refiner import flow
 from .refiner.file import RefinerMeta, save_refiner
@@ -97,7 +98,7 @@ class ResidualObjective:
         if plan.s == 0:
             options["step_counts"] = (1,)  # one-shot: it was never shown a state between the two ends
         return evaluate(
-            self._at_work(net), self.data, indices, self._empty_conditioning(),
+            self._at_work(net), self.data, indices, empty_conditioning(self.plan, self.data),
             sigmas=plan.sigmas[:-1], crop=config.validation.crop, seed=config.seed, device=plan.device,
             unaveraged=self._at_work(unaveraged) if unaveraged is not None else None,
             **{"shown_steps": steps, **options},
@@ -112,7 +113,7 @@ class ResidualObjective:
             if adapters:
                 save_lora(adapters, weights, plan.adapters, plan.start, meta.training)
             weights = merge(plan.start.weights(), weights, plan.adapters)
-        save_refiner(path, weights, self._empty_conditioning(), meta)
+        save_refiner(path, weights, empty_conditioning(self.plan, self.data), meta)
 
     def saved(self, path: Path, averaged: nn.Module) -> nn.Module:
         if not self.plan.adapters:
@@ -122,14 +123,6 @@ class ResidualObjective:
 
     def _at_work(self, net: nn.Module) -> Refiner:
         return Refiner(net, self.plan.s, self.plan.c_v, self.plan.autocast)
-
-    def _empty_conditioning(self) -> dict[str, Tensor]:
-        """What the KSampler gets where there is no text: the encoded empty caption, or one token of zeros."""
-        shape = self.plan.unet
-        empty = self.data.empty_context() or {"context": torch.zeros(1, shape.context_dim)}
-        if shape.pooled_dim:
-            empty.setdefault("pooled", torch.zeros(shape.pooled_dim))
-        return empty
 
     def _meta(self, steps: int | None) -> RefinerMeta:
         config, plan, data = self.config, self.plan, self.data
@@ -143,12 +136,8 @@ class ResidualObjective:
             sigmas=plan.sigmas,
             context=data.context,
             training={
-                "dataset": data.content_hash,
-                "pairs": len(data.train),
+                **provenance(config, plan, data, steps),
                 "base": data.info["base"],
-                "steps": steps or plan.total_steps,
-                "config": config.identity(),
-                "parameters": plan.size.parameters,
                 "base_ratio": plan.size.ratio,
                 **({"start": plan.start.provenance()} if plan.start else {}),
                 **({"trainable_parameters": plan.adapters.parameters} if plan.adapters else {}),

@@ -50,6 +50,11 @@ class Plan:
         return step * accumulation // self.micro_per_epoch
 
     @property
+    def loss_of_nothing(self) -> float:
+        """The loss of a network that predicts nothing: 1, but on another residual than its start was trained on."""
+        return self.start.velocity_loss(self.residual_rms) if self.start else 1.0
+
+    @property
     def grid(self) -> torch.Tensor:
         """The sigmas at which the network is asked: all but the final 0."""
         return torch.tensor(self.sigmas[:-1])

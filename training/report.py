@@ -78,8 +78,8 @@ def write(
         "machine": machine_of(plan),
     }
     if measured.pictures:
-        grid_picture(measured.pictures).save(folder / "grid.png")
-    loss_picture(journal).save(folder / "loss.png")
+        write_whole(folder / "grid.png", as_png(grid_picture(measured.pictures)))
+    write_whole(folder / "loss.png", as_png(loss_picture(journal, plan.loss_of_nothing)))
     write_whole(folder / "report.json", json.dumps(report, indent=1) + "\n")
     return report
 
@@ -127,8 +127,15 @@ def save_grid(pictures: list[dict[str, torch.Tensor]], path: Path) -> Image:
     info = PngInfo()
     info.add_text(ROWS, json.dumps(sizes))
     grid = grid_picture(pictures)
-    grid.save(path, pnginfo=info)
+    write_whole(path, as_png(grid, pnginfo=info))
     return grid
+
+
+def as_png(picture: Image, **options: Any) -> bytes:
+    """The bytes of a PNG file."""
+    buffer = BytesIO()
+    picture.save(buffer, format="png", **options)
+    return buffer.getvalue()
 
 
 def read_grid(path: Path) -> list[dict[str, Image]]:
@@ -138,7 +145,7 @@ def read_grid(path: Path) -> list[dict[str, Image]]:
     try:
         with Image.open(path) as file:
             sizes, grid = json.loads(file.text.get(ROWS, "[]")), file.convert("RGB")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, SyntaxError):  # PIL says SyntaxError of some broken files
         return []
     rows, top = [], 0
     for width, height in sizes:
@@ -149,8 +156,8 @@ def read_grid(path: Path) -> list[dict[str, Image]]:
     return rows
 
 
-def loss_picture(journal: Journal) -> Image:
-    """Loss over steps, each step faint, a running mean on top, validation as dots."""
+def loss_picture(journal: Journal, nothing: float = 1.0) -> Image:
+    """Loss over steps, each step faint, a running mean on top, validation as dots. nothing: the loss of no answer."""
     # the object interface: pyplot keeps every figure in a process-wide registry, which a long-lived host would leak
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -165,7 +172,7 @@ def loss_picture(journal: Journal) -> Image:
     steps, losses = journal.series("validation/loss")
     if steps:
         axes.plot(steps, losses, "o-", color="tab:orange", markersize=4, label="held-out")
-    axes.set(xlabel="step", ylabel="loss (1 = predicts nothing)", ylim=(0, None))
+    axes.set(xlabel="step", ylabel=f"loss ({nothing:.3g} = predicts nothing)", ylim=(0, None))
     axes.grid(alpha=0.3)
     axes.legend()
     buffer = BytesIO()

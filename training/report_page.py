@@ -188,7 +188,8 @@ class RunPage:
         best = self.journal.best("validation/loss")
         if best is not None:
             axes.axvline(best, color="tab:orange", linewidth=1, linestyle=":", label=f"best: step {best:,}")
-        axes.set(title="loss (1 = predicts nothing)", ylim=(0, 1.08 * max(top, default=1)))
+        axes.set_title(f"loss ({self.plan.loss_of_nothing:.3g} = predicts nothing)")
+        axes.set_ylim(0, 1.08 * max(top, default=1))
         above = sum(loss > axes.get_ylim()[1] for loss in losses)
         if above:
             axes.text(0.01, 0.97, f"{above} step{'s' if above > 1 else ''} above the chart, the highest at "
@@ -248,10 +249,10 @@ class RunPage:
 
     def _pictures(self, measured: Evaluation | None) -> list[list[tuple[str, Any]]]:
         """For each of some held-out pairs (title, PIL picture): base, refined at a few steps, target."""
-        files = sorted((self.folder / "validation").glob("step-*.png"))
-        shown = [
-            (f"step {int(file.stem.removeprefix('step-')):,}", rows) for file in files if (rows := read_grid(file))
-        ]
+        files = {int(file.stem.removeprefix("step-")): file for file in (self.folder / "validation").glob("step-*.png")}
+        # a run that was killed and went on from an earlier checkpoint may have pictures of what is still to come
+        past = [(step, read_grid(file)) for step, file in sorted(files.items()) if step <= self._steps]
+        shown = [(f"step {step:,}", rows) for step, rows in past if rows]
         if measured is not None and measured.pictures and (not shown or shown[-1][0] != f"step {self._steps:,}"):
             rows = [{name: to_pil(row[name]) for name in COLUMNS} for row in measured.pictures]
             shown.append(("at the end", rows))
@@ -317,6 +318,12 @@ def _draw_loss_per_sigma(axes, measured: Evaluation | None) -> None:
 
 
 def _draw_times(axes, times: dict[str, Any]) -> None:
+    if timesteps := times.get("timesteps"):  # of SDXL's refiner: "0 to 9" -> pairs
+        axes.bar(list(timesteps), list(timesteps.values()), color="tab:blue")
+        axes.set(title="training times drawn", xlabel="timestep", ylabel="pairs")
+        axes.set_xticks(axes.get_xticks()[:: max(1, len(timesteps) // 4)])
+        _finish(axes, any(timesteps.values()), "none")
+        return
     beside = {float(edge): count for edge, count in times.get("beside_them_up_to", {}).items()}
     on = {float(t): count for t, count in times.get("on_sigmas", {}).items()}
     width = 1 / max(len(beside), 1)

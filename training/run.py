@@ -38,7 +38,7 @@ from .origin import find_origin
 from .plan import Plan, make_plan, pace_remark
 from .precision.guard import FirstBadLayer
 from .precision.scaling import needs_scaler
-from .report_page import RunPage
+from .report_page import PAGE, RunPage
 from .resume import loop_state, refuse_other_position, resumed_sentences
 from .run_folder import RunFolder, this_run
 from .trainables import fill, trainables
@@ -109,6 +109,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         message = f"Run {folder.path.name!r} was finished before with this very configuration and data: reused."
         observer.on_message(message)
         return RunResult("reused", folder.path, folder.refiner, reports.read(folder.report), message)
+    (folder.path / PAGE).unlink(missing_ok=True)  # of an earlier start; this one draws its own
     for choice in plan.choices:
         observer.on_message(choice)
 
@@ -244,7 +245,8 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
                 observer.on_message(remark)
             if observer.pictures and step % show_every == 0:
                 show_sample = sample_picture is not None and (step // show_every) % 2 == 1
-                observer.on_picture(sample_picture if show_sample else reports.loss_picture(journal))
+                curve = None if show_sample else reports.loss_picture(journal, plan.loss_of_nothing)
+                observer.on_picture(sample_picture if show_sample else curve)
             if plan.epoch_of(step, config.data.accumulation) > plan.epoch_of(before, config.data.accumulation):
                 save()
 
@@ -291,10 +293,11 @@ def _validate(objective: Objective, net, ema, plan, data, config, step, journal,
     row = measured.rows[next(name for name in measured.rows if name.endswith(("step", "steps")))]
     values = {f"validation/{name}": value for name, value in row.items()}
     losses = {"validation/loss": measured.loss, "validation/loss_unaveraged": measured.loss_unaveraged}
-    journal.write(step, **losses, **values)
     path = folder.path / "validation" / f"step-{step:08d}.png"
     path.parent.mkdir(exist_ok=True)
-    return reports.save_grid(measured.pictures, path)
+    picture = reports.save_grid(measured.pictures, path)
+    journal.write(step, **losses, **values)  # last: what is in the journal is not measured again
+    return picture
 
 
 def _eta(seconds: float, step: int, total: int) -> float:

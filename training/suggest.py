@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import get_args
+from inspect import isclass
+from typing import get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -35,7 +36,8 @@ def _fields(model: type[BaseModel], prefix: str = "") -> list[str]:
     found = []
     for name, field in model.model_fields.items():
         kinds = get_args(field.annotation) or (field.annotation,)  # a section may be none
-        sections = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        classes = [kind for kind in kinds if isclass(kind) and not get_origin(kind)]  # dict[...] is one on Python 3.10
+        sections = [kind for kind in classes if issubclass(kind, BaseModel)]
         if sections:
             found += _fields(sections[0], f"{prefix}{name}.")
         else:

@@ -272,9 +272,20 @@ def fingerprint(run_name: str | None, dataset: str | None, options: str | None =
         start = _parse_options(options or "").get("refiner", {}).get("start_from")
         if isinstance(start, str):
             seen.append(_stamp(start_file(start)))
+        if run_name is not None and (started := _start_of(run_folder(run_name))) is not None:
+            seen.append(_stamp(started))  # linked options are None here, so the run itself says where it began
     except BadInput as problem:  # execute will say it
         seen.append(str(problem))
     return hashlib.sha256(repr(seen).encode()).hexdigest()
+
+
+def _start_of(folder: Path) -> Path | None:
+    """The refiner that the run in a folder goes on from; None where it has none, or nobody can tell."""
+    try:
+        start = json.loads((folder / "config.json").read_text(encoding="utf-8"))["config"]["refiner"]["start_from"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return Path(start) if isinstance(start, str) else None
 
 
 def _content(file: Path) -> bytes | None:

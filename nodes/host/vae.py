@@ -80,13 +80,14 @@ class PictureEncoder:
     A latent that is not finite is never kept: it is encoded once more on a private FP32 copy of the VAE (the VAE that
     came in stays as it is), and if that does not help, `BadInput` names the picture and the layer that failed.
 
-    `cache`: where latents are kept and found again; those that needed FP32 are not, so that each build says so.
+    `cache`: where latents are kept and found again; not those that needed FP32, here or in a NaN Guard, since they are
+    not what this VAE gives.
     """
 
     def __init__(self, vae: Any, cache: LatentCache | None = None) -> None:
         self.vae = vae
-        self.cache = cache
         self.downscale = latent_downscale(vae)
+        self.cache = cache if guard_of(vae.first_stage_model) is None else None
         self.retried: list[str] = []  # pictures that needed FP32
         self._private: Any = None
 

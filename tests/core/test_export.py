@@ -146,3 +146,22 @@ def test_a_best_that_was_not_kept_and_another_dataset_are_said(configure, watch,
         export_checkpoint(stopped, "best", tmp_path / "a.safetensors")
     with pytest.raises(BadInput, match="--dataset: expected the dataset that this run was trained on"):
         export_checkpoint(stopped, "last", tmp_path / "a.safetensors", dataset=build_pairs(pairs=5))
+
+
+def test_a_run_that_was_stopped_before_its_first_step_says_so(configure, watch, tmp_path):
+    assert watch(stop_after=0).train(configure()).status == "stopped"
+    export_checkpoint(configure().run, "last", tmp_path / "none.safetensors")
+    assert Refiner.from_file(tmp_path / "none.safetensors")[2].training["steps"] == 0
+
+
+def test_where_the_start_was_moved_to_can_be_said(configure, watch, tmp_path):
+    start = tmp_path / "earlier" / "refiner.safetensors"
+    start.parent.mkdir()
+    start.write_bytes(watch().train(configure(run=tmp_path / "first")).refiner.read_bytes())
+    config = configure(run=tmp_path / "second", refiner={"start_from": start})
+    assert watch(stop_after=2).train(config).status == "stopped"
+    start.rename(tmp_path / "moved.safetensors")
+    with pytest.raises(BadInput, match="refiner.start_from: expected a file, cannot read"):
+        export_checkpoint(config.run, "last", tmp_path / "a.safetensors")
+    export_checkpoint(config.run, "last", tmp_path / "a.safetensors", start_from=tmp_path / "moved.safetensors")
+    assert Refiner.from_file(tmp_path / "a.safetensors")[2].training["steps"] == 2

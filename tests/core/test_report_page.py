@@ -15,7 +15,8 @@ from training.measure_words import measure_words, row_words
 from training.memory_log import MemoryLog
 from training.refiner import flow
 from training.report import read_grid, save_grid
-from training.report_page import RunPage
+from training.report_page import RunPage, _draw_times
+from training.times import TimestepHistogram
 
 
 @pytest.fixture
@@ -203,7 +204,7 @@ def test_the_memory_log_goes_on_where_the_run_does(tmp_path):
     again.look(12)
     lines = [json.loads(text) for text in (tmp_path / "memory.jsonl").read_text().splitlines()]
     assert [(entry["step"], entry["allocated"]) for entry in lines] == [(4, 7), (8, 7), (12, 5)]
-    assert MemoryLog(tmp_path / "..", 0, 1, dict).series() == {}
+    assert MemoryLog(tmp_path / "new", 0, 1, dict).series() == {}
 
 
 def test_measures_are_called_as_in_the_readme():
@@ -212,3 +213,22 @@ def test_measures_are_called_as_in_the_readme():
         assert f"| {measure_words(name)} |" in text
     for name in ("base", "sharpening", "1 step", "8 steps"):
         assert f"\n| {row_words(name)} |" in text
+
+
+def test_timesteps_of_sdxls_refiner_are_drawn():
+    from matplotlib.figure import Figure
+
+    times = TimestepHistogram(199)
+    times.add(torch.arange(0, 200, 3))
+    axes = Figure().add_subplot()
+    _draw_times(axes, times.as_json())
+    assert sum(patch.get_height() for patch in axes.patches) == 67 and axes.get_xlabel() == "timestep"
+
+
+def test_pictures_of_steps_that_are_not_trained_yet_are_left_out(configure, watch, pages):
+    config = configure()
+    watch(stop_after=6).train(config)
+    later = config.run / "validation" / "step-00000008.png"
+    later.write_bytes((config.run / "validation" / "step-00000004.png").read_bytes())
+    watch(stop_after=1).train(config)
+    assert "step 4" in text_of(pages[-1]) and "step 8" not in text_of(pages[-1])

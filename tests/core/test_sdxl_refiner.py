@@ -336,11 +336,17 @@ def test_a_damaged_file_is_trained_again_and_an_equal_start_elsewhere_is_the_sam
     assert watcher.train(tune(refiner__start_from=str(moved), epochs=1, validation__pictures=0)).status == "done"
     assert watcher.steps == [1, 2] and result.refiner.read_bytes() == whole
     other, _ = start(dtype=torch.float16)
-    with pytest.raises(BadInput, match=r"refiner\.start_from '[0-9a-f]{64}' -> '[0-9a-f]{64}'"):
+    with pytest.raises(BadInput, match=r"refiner\.start_from 'content [0-9a-f]{12}' -> 'content [0-9a-f]{12}'"):
         watch().train(tune(refiner__start_from=str(other), epochs=1, validation__pictures=0))
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------
+
+
+def test_lora_is_refused_in_plain_words():
+    given = {"dataset": "d", "run": "r", "objective": "sdxl_refiner", "refiner": {"start_from": "f"}, "lora": {}}
+    with pytest.raises(BadInput, match="lora belongs to objective residual .* got a section"):
+        TrainConfig.build(given)
 
 
 @pytest.mark.parametrize(

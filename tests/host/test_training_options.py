@@ -85,3 +85,18 @@ def test_at_its_defaults_the_finished_run_without_it_is_reused(host, dataset, de
 def test_bad_options_are_one_sentence(host, dataset, defaults, inputs, said):
     result = host.run(linked(dataset, "test_options bad", {**defaults, **inputs}))
     assert result.status == "error" and said in result.error.message and "\n" not in result.error.message
+
+
+def test_a_start_that_was_replaced_is_seen_though_the_options_are_linked(host, dataset, defaults):
+    """The host's own key of a linked input holds the refiner's name, not what is in the file."""
+    host.run(graph(dataset, "test_options start")).expect_success()
+    host.run(graph(dataset, "test_options other", seed=9)).expect_success()
+    folder = host.base / "output" / "refiners"
+    more = '{"validation": {"crop": 16}}'
+    options = {**defaults, "start_from": "test_options start/refiner.safetensors", "more": more}
+    prompt = linked(dataset, "test_options on", options)
+    host.run(prompt).expect_success()
+    start, other = (folder / f"test_options {name}" / "refiner.safetensors" for name in ("start", "other"))
+    start.write_bytes(other.read_bytes())
+    refused = host.run(prompt)  # not answered from the cache
+    assert "refiner.start_from" in refused.error.message and "another configuration" in refused.error.message

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 from pathlib import Path
 
 import torch
@@ -21,12 +22,14 @@ class LatentCache:
 
     So another pixel, another resolution or crop, another VAE and another dtype of it are each another latent.
     `vae`: the VAE's fingerprint, its dtype included. A file that is damaged or from elsewhere is made anew.
-    The disk may be full or read-only: then `failed` says why nothing is kept, and everything else goes on.
+    The disk may be full or read-only: then `failed` says why nothing is kept, and everything else goes on. `reserve`
+    bytes of the disk are left for others, the dataset above all. `found` counts what an earlier build has made.
     """
 
     def __init__(self, folder: Path, vae: str, most_bytes: int = MOST_BYTES):
-        self.folder, self.most_bytes = folder, most_bytes
+        self.folder, self.most_bytes, self.reserve = folder, most_bytes, 0
         self._of_this_vae = folder / vae[:32]
+        self._own: set[Path] = set()
         self.found = self.made = 0
         self.failed = ""
 
@@ -44,7 +47,7 @@ class LatentCache:
             return None
         with contextlib.suppress(OSError):
             os.utime(path)  # the least recently used go first
-        self.found += 1
+        self.found += path not in self._own
         return latent
 
     def keep(self, pixels: Tensor, latent: Tensor) -> None:
@@ -59,8 +62,12 @@ class LatentCache:
         beside = path.with_name(f"{path.name}.{os.getpid()}.partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            if shutil.disk_usage(path.parent).free < self.reserve + latent.nbytes:
+                self.failed = "the disk has no room beside the dataset"
+                return
             save_file({"latent": latent.contiguous()}, beside, {_SUM: _digest(latent)})
             os.replace(beside, path)
+            self._own.add(path)
         except (OSError, SafetensorError) as error:
             self.failed = str(error)
             with contextlib.suppress(OSError):

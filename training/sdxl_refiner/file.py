@@ -39,9 +39,11 @@ def save(path: Path, weights: dict[str, Tensor], meta: SDXLRefinerMeta) -> None:
 
 def load_meta(path: Path) -> SDXLRefinerMeta:
     """The metadata alone; BadInput where the file is missing, damaged or something else."""
-    text = (open_safetensors(path).metadata() or {}).get("ref2v", "")
+    text = (open_safetensors(path).metadata() or {}).get("ref2v")
+    if text is None:
+        raise BadInput(f"{path.name}: expected an SDXL refiner made by Train Refiner, got a file without its metadata.")
     try:
-        return SDXLRefinerMeta.model_validate(json.loads(text) if text else {"format": "without ref2v metadata"})
+        return SDXLRefinerMeta.model_validate(json.loads(text))
     except (ValueError, ValidationError) as error:
         reason = first_error(error) if isinstance(error, ValidationError) else str(error)
         raise BadInput(f"{path.name}: expected an SDXL refiner made by Train Refiner: {reason}.") from error

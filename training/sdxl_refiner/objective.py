@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..data.seeds import seeded_generator
 from ..evaluate import Evaluation, evaluate
+from ..objective_parts import empty_conditioning, provenance
 from ..refiner import flow
 from ..times import TimestepHistogram
 from . import diffusion
@@ -71,8 +72,7 @@ class SDXLRefinerObjective:
         """Base against refined against target: the base noised to the hand-over's sigma, then Euler steps down to 0."""
         config, plan = self.config, self.plan
         last = config.sdxl_refiner.last_timestep
-        empty = self.data.empty_context() or {"context": torch.zeros(1, plan.unet.context_dim)}
-        empty.setdefault("pooled", torch.zeros(plan.unet.pooled_dim))
+        empty = empty_conditioning(plan, self.data)
         return evaluate(
             self._at_work(net), self.data, indices, empty, sigmas=plan.sigmas[:-1], crop=config.validation.crop,
             seed=config.seed, device=plan.device,
@@ -84,14 +84,8 @@ class SDXLRefinerObjective:
         self, path: Path, weights: dict[str, Tensor], *, steps: int | None = None, adapters: Path | None = None
     ) -> None:
         """The file for the host's own loaders; weights under diffusers' names."""
-        config, plan, data = self.config, self.plan, self.data
-        training = {
-            "dataset": data.content_hash,
-            "pairs": len(data.train),
-            "steps": steps or plan.total_steps,
-            "config": config.identity(),
-            "parameters": plan.size.parameters,
-        }
+        config, plan = self.config, self.plan
+        training = provenance(config, plan, self.data, steps)
         meta = SDXLRefinerMeta(unet=plan.unet, training=training, **config.sdxl_refiner.model_dump())
         save(path, weights, meta)
 

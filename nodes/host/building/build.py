@@ -42,7 +42,8 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
 
     # --- what it is made of -------------------------------------------------------------------------------------
     captions = CaptionEncoder(request.clip) if request.clip is not None else None
-    material = _material(request, captions)
+    cache = _cache(request)
+    material = _material(request, captions, cache)
     skipped: dict[str, str] = {}
     progress.text(f"looking at {material.unit}: {len(material.names)}")
     facts = gather_facts(material, skipped)
@@ -77,6 +78,8 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
     progress.message(outlook)
     if not request.plan_only:
         _refuse_full_disk(folder, disk)
+    if cache is not None:
+        cache.reserve = int(disk)
 
     # --- every picture once: which can be used, and which are alike ---------------------------------------------
     plan = make_plan(material, list(facts), skipped, request, progress)
@@ -96,12 +99,15 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
         ahead = {name: make_pair(material, name, False, None).latents() for name in first}
         space = LatentSpace.measured([pair.z for pair in ahead.values()], material.downscale)
     lines = [latent_line(request, space), *text_lines(captions), *lines]
-    with _writer(folder, request, space, captions) as writer:
-        _write_pairs(writer, request, material, plan, facts, space, captions, ahead, progress)
-        lines += material.encoded()
-        writer.attach(_SHEET_FILE, _png(sheet))
-        writer.attach(_REPORT_FILE, as_text(lines).encode(errors="replace"))
-
+    try:
+        with _writer(folder, request, space, captions) as writer:
+            _write_pairs(writer, request, material, plan, facts, space, captions, ahead, progress)
+            lines += material.retried()
+            writer.attach(_SHEET_FILE, _png(sheet))
+            writer.attach(_REPORT_FILE, as_text(lines).encode(errors="replace"))
+    finally:
+        if cache is not None:
+            cache.trim()
     count_build(request.name)
 
     # --- what came out ------------------------------------------------------------------------------------------
@@ -111,6 +117,7 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
         f"Built {folder.name}: training pairs {len(data.train)}, held out {len(data.held_out)}.",
         *notes,
         *lines,
+        *_cache_lines(cache),  # not in the dataset's own report: the same inputs give the same bytes there
         _residual_line(data),
         f"{byte_count(size)} on disk ({byte_count(disk)} estimated), {duration(time.monotonic() - began)} "
         f"({duration(seconds)} estimated).",
@@ -122,7 +129,7 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
 # --------------------------------------------------------------------------------------------------- the steps above
 
 
-def _material(request: BuildRequest, captions: CaptionEncoder | None) -> Material:
+def _material(request: BuildRequest, captions: CaptionEncoder | None, cache: LatentCache | None) -> Material:
     if isinstance(request.base, LatentBase):
         if request.folder is not None or request.images is not None:
             raise BadInput("With a base of latents the targets are latents too: leave folder and images empty.")
@@ -146,7 +153,7 @@ def _material(request: BuildRequest, captions: CaptionEncoder | None) -> Materia
     return PictureMaterial(
         pictures,
         request.base,
-        PictureEncoder(request.vae, _cache(request)),
+        PictureEncoder(request.vae, cache),
         captions,
         max_pixels=request.max_pixels,
         crop=request.crop,
@@ -155,12 +162,18 @@ def _material(request: BuildRequest, captions: CaptionEncoder | None) -> Materia
 
 
 def _cache(request: BuildRequest) -> LatentCache | None:
-    """In pixel space encoding is a copy: nothing is gained by keeping it."""
-    if latent_downscale(request.vae) == 1:
+    """None where nothing is encoded, where nothing may be written, and in pixel space, where encoding is a copy."""
+    latents = isinstance(request.base, LatentBase) or request.vae is None
+    if latents or request.plan_only or latent_downscale(request.vae) == 1:
         return None
-    cache = LatentCache(latent_cache_folder(), vae_fingerprint(request.vae))
-    cache.trim()
-    return cache
+    return LatentCache(latent_cache_folder(), vae_fingerprint(request.vae))
+
+
+def _cache_lines(cache: LatentCache | None) -> list[str]:
+    if cache is None:
+        return []
+    lines = [f"Latents: {cache.made} encoded, {cache.found} found in the latent cache."]
+    return [*lines, *([f"They were not all kept for a later build ({cache.failed})."] if cache.failed else [])]
 
 
 def _recipe(request: BuildRequest, facts: dict[str, Fact]) -> str:

@@ -115,17 +115,11 @@ class PictureMaterial:
             lines.append(f"Captions without a picture ({len(orphans)}): {_some(orphans)}.")
         return lines
 
-    def encoded(self) -> list[str]:
-        """Once all pairs are made: what came from the latent cache, and what the VAE could only encode in FP32."""
-        lines, cache = [], self._encoder.cache
-        if cache is not None:
-            lines.append(f"Latents: {cache.made} encoded, {cache.found} found again in the latent cache.")
-            if cache.failed:
-                lines.append(f"They could not be kept for a later build ({cache.failed}).")
+    def retried(self) -> list[str]:
+        """A line on the pictures that the VAE could only encode in FP32, once it is known."""
         names = list(dict.fromkeys(self._encoder.retried))
-        if names:
-            lines.append(f"Encoded once more in FP32, since the VAE gave NaN ({len(names)}): {_some(names)}.")
-        return lines
+        line = f"Encoded once more in FP32, since the VAE gave NaN ({len(names)}): {_some(names)}."
+        return [line] if names else []
 
     def _cut(self, name: str, picture: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Target and partner [3,H,W] at the size of the bucket; a partner only where the base is one."""
@@ -183,7 +177,7 @@ class LatentMaterial:
     def notes(self) -> list[str]:
         return []
 
-    def encoded(self) -> list[str]:
+    def retried(self) -> list[str]:
         return []
 
 

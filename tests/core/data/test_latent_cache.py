@@ -74,4 +74,26 @@ def test_a_disk_that_takes_nothing_is_said_and_stops_nothing(tmp_path, picture, 
     cache.keep(picture, latent)
     cache.keep(picture, latent)
     assert cache.failed and cache.made == 2 and cache.find(picture) is None
-    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_write_that_fails_leaves_no_part(tmp_path, picture, latent, monkeypatch):
+    cache = LatentCache(tmp_path, VAE)
+
+    def broken(*_):
+        raise OSError("no such luck")
+
+    monkeypatch.setattr("training.data.latent_cache.os.replace", broken)
+    cache.keep(picture, latent)
+    assert "no such luck" in cache.failed and not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_the_dataset_has_the_disk_first(tmp_path, picture, latent):
+    cache = LatentCache(tmp_path, VAE)
+    cache.reserve = 2**60
+    cache.keep(picture, latent)
+    assert "no room" in cache.failed and cache.find(picture) is None
+
+
+def test_what_the_same_build_has_made_does_not_count_as_found(cache, picture, tmp_path):
+    assert cache.find(picture) is not None and cache.found == 0
+    assert LatentCache(tmp_path, VAE).find(picture) is not None
