@@ -292,7 +292,10 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> l
         if isinstance(a, dict) and isinstance(b, dict):
             found += differences(a, b, f"{prefix}{key}.")
         elif a != b:
-            if prefix + key == "refiner.start_from":  # SHA-256 of what is in the file
-                a, b = (value and f"content {value[:12]}" for value in (a, b))
-            found.append(f"{prefix}{key} {a!r} -> {b!r}")
+            found.append(f"{prefix}{key} {_short(a)!r} -> {_short(b)!r}")
     return found
+
+
+def _short(value: Any) -> Any:
+    """A SHA-256, of what is in a file, as a person can read it."""
+    return f"content {value[:12]}" if isinstance(value, str) and len(value) == 64 else value

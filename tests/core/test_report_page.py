@@ -204,7 +204,9 @@ def test_the_memory_log_goes_on_where_the_run_does(tmp_path):
     again.look(12)
     lines = [json.loads(text) for text in (tmp_path / "memory.jsonl").read_text().splitlines()]
     assert [(entry["step"], entry["allocated"]) for entry in lines] == [(4, 7), (8, 7), (12, 5)]
-    assert MemoryLog(tmp_path / "new", 0, 1, dict).series() == {}
+    new = tmp_path / "new"
+    new.mkdir()
+    assert MemoryLog(new, 0, 1, dict).series() == {}
 
 
 def test_measures_are_called_as_in_the_readme():

@@ -23,13 +23,14 @@ class LatentCache:
     So another pixel, another resolution or crop, another VAE and another dtype of it are each another latent.
     `vae`: the VAE's fingerprint, its dtype included. A file that is damaged or from elsewhere is made anew.
     The disk may be full or read-only: then `failed` says why nothing is kept, and everything else goes on. `reserve`
-    bytes of the disk are left for others, the dataset above all. `found` counts what an earlier build has made.
+    bytes of the disk are left for others, the dataset above all. `found` counts what an earlier build has made, each
+    latent once.
     """
 
     def __init__(self, folder: Path, vae: str, most_bytes: int = MOST_BYTES):
         self.folder, self.most_bytes, self.reserve = folder, most_bytes, 0
         self._of_this_vae = folder / vae[:32]
-        self._own: set[Path] = set()
+        self._counted: set[Path] = set()
         self.found = self.made = 0
         self.failed = ""
 
@@ -47,7 +48,8 @@ class LatentCache:
             return None
         with contextlib.suppress(OSError):
             os.utime(path)  # the least recently used go first
-        self.found += path not in self._own
+        self.found += path not in self._counted
+        self._counted.add(path)
         return latent
 
     def keep(self, pixels: Tensor, latent: Tensor) -> None:
@@ -67,7 +69,7 @@ class LatentCache:
                 return
             save_file({"latent": latent.contiguous()}, beside, {_SUM: _digest(latent)})
             os.replace(beside, path)
-            self._own.add(path)
+            self._counted.add(path)
         except (OSError, SafetensorError) as error:
             self.failed = str(error)
             with contextlib.suppress(OSError):
