@@ -104,8 +104,10 @@ def test_an_optimizers_states_and_step_are_those_of_a_real_one(name, counts, gpu
     optimizer = OPTIMIZERS[name]
     assert state == sum(optimizer.states.values()) * sum(counts)
     said = optimizer.step_bytes(counts, gpu=gpu)
-    # a few numbers a step (its rates, the keys of the noise) are not counted
-    assert peak - 256 <= said <= 1.05 * peak if said else peak < 256
+    if optimizer.rounding:
+        assert peak <= said <= 1.05 * peak
+    else:
+        assert peak - 256 <= said <= peak  # torch's own step has numbers of its own, too
 
 
 def test_cuda_autocast_computes_norms_in_fp32(traced):

@@ -11,6 +11,7 @@ from ..optim.bf16_adamw import CHUNK, CPU_CHUNK, LARGE
 
 __all__ = ["EMA", "GRADIENTS", "LAYOUTS", "OPTIMIZERS", "PARAMETERS", "Optimizer", "Sizes", "in_layout"]
 
+SCALARS = 256  # a step's own numbers: rates, the keys of the noise
 PARAMETERS, GRADIENTS, EMA = "parameters", "gradients", "moving average"
 
 
@@ -40,11 +41,13 @@ class Optimizer:
 
     def step_bytes(self, counts: Sequence[int], *, gpu: bool) -> int:
         """Bytes that come and go in a step over parameters of so many elements each."""
+        if self.rounding is None:
+            return self.step * sum(counts)
         if not gpu:
-            return self.step * sum(counts) + self.joined * min(CPU_CHUNK, sum(counts))
+            return SCALARS + self.joined * min(CPU_CHUNK, sum(counts))
         small = sum(count for count in counts if count < LARGE)
         large = max((count for count in counts if count >= LARGE), default=0)
-        return self.step * sum(counts) + max(self.joined * min(CHUNK, small), self.alone * large)
+        return SCALARS + max(self.joined * min(CHUNK, small), self.alone * large)
 
 
 def _ours(rounding: Rounding, moments: Moments, rest: dict[str, int], joined: int, alone: int) -> Optimizer:
