@@ -7,7 +7,8 @@ lost in float16, in weights and in activations.
 
     python -m benchmarks.residual_precision --dataset FOLDER [--write]
 
-Runs lie in .dev/benchmarks/residual_precision: a stopped one goes on, a finished one is read.
+Runs lie in .dev/benchmarks/residual_precision: a stopped one goes on, a finished one is read. All of them take an hour
+on a quiet core, most of it in float16 and with the demo's network (`--demo fp32 bf16` leaves one out).
 """
 
 from __future__ import annotations
@@ -64,10 +65,10 @@ class Progress:
     def on_message(self, text: str) -> None: ...
 
 
-def run_of(dataset: Path, mode: str, seed: int, *, tiny: bool) -> TrainConfig:
+def run_of(dataset: Path, runs: Path, mode: str, seed: int, *, tiny: bool) -> TrainConfig:
     name = f"{'tiny' if tiny else 'demo'}-{mode}-{seed}"
     return configure(
-        dataset, RUNS / name, demo_settings(), precision=mode, seed=seed,
+        dataset, runs / name, demo_settings(), precision=mode, seed=seed,
         **(TINY if tiny else {"validation": NO_VALIDATION}),
     )  # fmt: skip
 
@@ -186,15 +187,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", type=Path, required=True, help="a dataset with held-out pairs, such as the demo's")
     parser.add_argument("--seeds", type=int, default=3, help="of the tiny network (default: %(default)s)")
+    modes = {"nargs": "+", "choices": MODES, "default": MODES[:-1]}
+    parser.add_argument("--demo", **modes, help="modes of the demo's network, fp32 among them")
+    parser.add_argument("--runs", type=Path, default=RUNS, help="where the runs lie (default: %(default)s)")
     parser.add_argument("--write", action="store_true", help="replace this section of RESULTS.md")
     options = parser.parse_args()
     tiny = {
-        mode: [trained(run_of(options.dataset, mode, seed, tiny=True)) for seed in range(options.seeds)]
+        mode: [trained(run_of(options.dataset, options.runs, mode, seed, tiny=True)) for seed in range(options.seeds)]
         for mode in MODES
     }
-    first = run_of(options.dataset, "fp32", 0, tiny=True)
+    first = run_of(options.dataset, options.runs, "fp32", 0, tiny=True)
     ranges = [gradient_range(first, after=after) for after in (False, True)]
-    demo = {mode: [trained(run_of(options.dataset, mode, 0, tiny=False))] for mode in MODES[:-1]}
+    demo = {mode: [trained(run_of(options.dataset, options.runs, mode, 0, tiny=False))] for mode in options.demo}
     parameters = train(first).report["parameters"]
     report("residual_precision", describe(demo, tiny, parameters, options.seeds, ranges), write=options.write)
 
