@@ -12,6 +12,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .op_memo import OpMemo
+
 __all__ = ["StorageMeter"]
 
 
@@ -38,6 +40,7 @@ class StorageMeter(TorchDispatchMode):
         self.labels: Counter[str] = Counter()  # label -> living bytes
         self.most: Counter[str] = Counter()  # label -> the most that it ever had, at whatever time
         self._seen: dict[int, tuple[int, str]] = {}  # id of a living storage -> its bytes and label
+        self._memo = OpMemo()
         self._whole: dict[Any, bool] = {}  # operation -> whether it cannot be taken apart
         self.hold("inputs", tensors)
 
@@ -78,7 +81,7 @@ class StorageMeter(TorchDispatchMode):
             if result is not NotImplemented:
                 return result
             self._whole[func] = True
-        result = func(*args, **kwargs)
+        result = self._memo(func, args, kwargs)
         if func in _NORMS and isinstance(result[0], FakeTensor):
             result = _with_real_statistics(result, args)
         if isinstance(result, torch.Tensor):
