@@ -39,8 +39,8 @@ class Progress:
 
     pictures = False
 
-    def __init__(self, epochs: int):
-        self.epochs = epochs
+    def __init__(self, name: str):
+        self.name = name
 
     def on_step(self, step: int, total: int, loss: float, eta: float) -> None:
         if step % max(1, total // 20) == 0:
@@ -51,7 +51,7 @@ class Progress:
     def on_measure(self, done: int, total: int) -> None: ...
 
     def on_message(self, text: str) -> None:
-        print(f"  {self.epochs} epochs: {text}", flush=True)
+        print(f"  {self.name}: {text}", flush=True)
 
 
 def gains(measures: dict[str, dict[str, float]]) -> dict[str, float]:
@@ -127,7 +127,7 @@ def main() -> None:
             options.dataset, options.runs / f"epochs-{epochs:03d}", settings,
             epochs=epochs, optimizer={"horizon_steps": None}, validation={"pictures": 0},
         )
-        result = train(config, Progress(epochs), lambda: bool(stop))
+        result = train(config, Progress(f"{epochs} epochs"), lambda: bool(stop))
         if result.status == "stopped":
             return
         evaluation = result.report["evaluation"]

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.epochs import gains
+from benchmarks.epochs import Progress, gains
 from benchmarks.problem import NO_VALIDATION, configure, demo_settings
 from benchmarks.results import machine, report, table
 from training.config import TrainConfig
@@ -47,23 +47,6 @@ TINY = {
     "validation": {"pictures": 0, "crop": 32},  # float16 again: whole crops of 128 would take an hour
 }  # fmt: skip
 SMALLEST, LARGEST = 2.0**-24, 65504.0  # of float16, the smallest with its last bit alone
-
-
-class Progress:
-    """Prints a line now and then."""
-
-    pictures = False
-
-    def __init__(self, name: str):
-        self.name = name
-
-    def on_step(self, step: int, total: int, loss: float, eta: float) -> None:
-        if step % max(1, total // 10) == 0:
-            print(f"  {self.name}: step {step} of {total}, loss {loss:.3f}, {eta / 60:.1f} min left", flush=True)
-
-    def on_measure(self, done: int, total: int) -> None: ...
-    def on_picture(self, picture) -> None: ...
-    def on_message(self, text: str) -> None: ...
 
 
 def run_of(dataset: Path, runs: Path, mode: str, seed: int, *, tiny: bool) -> TrainConfig:

@@ -65,15 +65,14 @@ def _build_and_train(*options: Node) -> list[Group]:
                 [Node(5, height=640, width=420)],
             ],
         ),
-        Group(
-            "2. Train",
-            [
-                *([[*options]] if options else []),
-                [Node(4, height=640)],
-                [Node(6, height=300, width=560), Node(7, height=300, width=560)],
-            ],
-        ),
+        _train(*options),
     ]
+
+
+def _train(*options: Node) -> Group:
+    """The group that trains on the dataset of node 3."""
+    shown = [Node(6, height=300, width=560), Node(7, height=300, width=560)]
+    return Group("2. Train", [*([[*options]] if options else []), [Node(4, height=640)], shown])
 
 
 
@@ -185,13 +184,7 @@ LAYOUTS: dict[str, Layout] = {
                     [Node(5, height=640, width=420)],
                 ],
             ),
-            Group(
-                "2. Train",
-                [
-                    [Node(4, height=640)],
-                    [Node(6, height=300, width=560), Node(7, height=300, width=560)],
-                ],
-            ),
+            _train(),
         ]
     ],
     "generate_and_refine": [

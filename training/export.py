@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from .checkpoint import list_steps, load_newest, load_step, step_of
 from .config import TrainConfig
 from .errors import BadInput
+from .journal import lowest
 from .journal import read as read_journal
 from .run_folder import RunFolder, this_run
 
@@ -80,20 +81,16 @@ def _choose(folder: RunFolder, which: str, config: TrainConfig, data_hash: str) 
     said = []
     there = f"{', '.join(map(str, steps))} {'are' if len(steps) > 1 else 'is'} there"
     if which == "best":
-        losses = {
-            line["step"]: line["validation/loss"]
-            for line in read_journal(folder.path / "metrics.jsonl")
-            if line.get("validation/loss") is not None
-        }
-        if not losses:
+        best = lowest(read_journal(folder.path / "metrics.jsonl"), "validation/loss")
+        if best is None:
             raise BadInput(f"--checkpoint best: this run was never validated; take last, or a step ({there}).")
-        step = min(losses, key=losses.__getitem__)
+        step, loss = best
         if step not in steps:
             raise BadInput(
                 f"--checkpoint best: the lowest validation loss was at step {step}, of which no checkpoint was kept; "
                 f"take last, or a step ({there})."
             )
-        said.append(f"The lowest validation loss, {losses[step]:.4g}, was at step {step}.")
+        said.append(f"The lowest validation loss, {loss:.4g}, was at step {step}.")
     elif not which.isdecimal():
         raise BadInput(f"--checkpoint: expected best, last or a step, got {which!r}.")
     else:

@@ -48,19 +48,29 @@ class Journal:
 
     def best(self, name: str) -> int | None:
         """The step at which a quantity was lowest, the first of equals; None where it was never written."""
-        steps, values = self.series(name)
-        return steps[values.index(min(values))] if steps else None
+        found = lowest(self.lines, name)
+        return found and found[0]
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """(steps, values) of one quantity."""
-        found = [(line["step"], line[name]) for line in self.lines if line.get(name) is not None]
-        return [step for step, _ in found], [value for _, value in found]
+        return _series(self.lines, name)
 
     def close(self) -> None:
         try:
             self._file.close()
         finally:
             self._board.close()
+
+
+def _series(lines: list[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
+    found = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
+    return [step for step, _ in found], [value for _, value in found]
+
+
+def lowest(lines: list[dict[str, Any]], name: str) -> tuple[int, float] | None:
+    """(step, value) at which a quantity was lowest, the first of equals; None where it was never written."""
+    steps, values = _series(lines, name)
+    return (steps[values.index(min(values))], min(values)) if steps else None
 
 
 def read(path: Path) -> list[dict[str, Any]]:
