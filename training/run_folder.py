@@ -25,8 +25,10 @@ import torch
 
 from .checkpoint import list_steps
 from .config import TrainConfig, differences
-from .data.staging import LOCK, aside_name, hold_lock
+from .data.loading import is_dead_loader
+from .data.staging import aside_name
 from .errors import BadInput, TrainingFailed
+from .file_lock import LOCK, hold_lock
 from .refiner.file import load_meta
 from .refiner.lora import ADAPTERS, load_lora_meta
 from .sdxl_refiner.file import load_meta as load_sdxl_meta
@@ -136,7 +138,7 @@ class RunFolder:
             if isinstance(error, OSError):
                 reason = error.strerror or error
                 sentence = BadInput(f"Run folder {self.path}: writing failed ({reason}); its checkpoints are kept.")
-            elif _is_dead_loader(error):
+            elif is_dead_loader(error):
                 sentence = TrainingFailed(
                     f"A loader process was ended from outside, most often as the memory ran out ({error}): take fewer "
                     "data.workers; the run's checkpoints are kept."
@@ -183,11 +185,6 @@ def _changes(stored: dict[str, Any], new: dict[str, Any]) -> list[str]:
 def _is_out_of_memory(error: Exception) -> bool:
     # On a CPU torch has no exception of its own for it.
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
-
-
-def _is_dead_loader(error: Exception) -> bool:
-    # torch raises it out of whatever the main thread does at that moment, as a plain RuntimeError
-    return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker")
 
 
 def _read_json(path: Path) -> dict[str, Any]:

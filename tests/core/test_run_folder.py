@@ -18,7 +18,7 @@ BRIEF = {"validation__pictures": 0}
 HOLDER = """
 import sys, time
 from pathlib import Path
-from training.data.staging import hold_lock
+from training.file_lock import hold_lock
 held = hold_lock(Path(sys.argv[1]))
 print("held" if held else "refused", flush=True)
 time.sleep(600)

@@ -1,7 +1,9 @@
 """A loader process that fails stops the whole run with its own error; a run that is stopped goes on with new ones."""
 
+import multiprocessing
 import os
 import signal
+import time
 
 import pytest
 
@@ -57,11 +59,19 @@ def test_what_one_raises_stops_the_run_as_it_is(configure, watch, spoil, whole_r
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="Windows has no SIGKILL")
-def test_one_that_is_killed_stops_the_run_with_a_sentence(configure, watch, spoil, whole_run):
+@pytest.mark.parametrize("after", [0, 2], ids=["while_a_step_computes", "while_the_run_waits_for_it"])
+def test_one_that_is_killed_stops_the_run_with_a_sentence(configure, watch, spoil, whole_run, after):
     parent = os.getpid()
-    mend = spoil(6, lambda: os.kill(os.getpid(), signal.SIGKILL) if os.getpid() != parent else pytest.fail("forked?"))
+
+    def die():
+        assert os.getpid() != parent
+        time.sleep(after)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    mend = spoil(6, die)
     with pytest.raises(TrainingFailed, match="A loader process was ended from outside") as caught:
         watch().train(configure(**WORKERS))
+    assert multiprocessing.active_children() == []  # though the traceback of `caught` is still held
     assert "\n" not in str(caught.value)
     assert RunFolder(configure().run).status()["state"] == "failed"
     mend()
@@ -82,8 +92,6 @@ def test_the_command_line_goes_on_with_its_loader_processes_to_the_same_bytes(nu
 
 
 def test_no_loader_process_outlives_a_run_that_failed(configure, watch, spoil):
-    import multiprocessing
-
     spoil(6, fail(BadInput("broken")))
     with pytest.raises(BadInput, match="broken"):
         watch().train(configure(**WORKERS))

@@ -14,7 +14,7 @@ from ..errors import BadInput, TrainingFailed
 from .batches import BatchSource
 from .prefetch import prefetched
 
-__all__ = ["batches"]
+__all__ = ["batches", "is_dead_loader"]
 
 
 def batches(source: BatchSource, first: int, workers: int, device: torch.device) -> Iterator[dict[str, Any]]:
@@ -33,10 +33,31 @@ def batches(source: BatchSource, first: int, workers: int, device: torch.device)
         persistent_workers=False,
         generator=torch.Generator(),  # else the loader draws its workers' seed from the caller's random numbers
     )
-    for batch in loader if workers else prefetched(loader):
+    reader = iter(loader if workers else prefetched(loader))
+    while True:
+        dead = ""
+        try:
+            batch = next(reader)
+        except RuntimeError as error:
+            if not is_dead_loader(error):
+                raise
+            dead = str(error)
+        if dead:
+            # Raised anew: the traceback of torch's own error holds the reader, and with it the processes that are
+            # left, for as long as anybody holds the error.
+            del reader
+            raise RuntimeError(dead)
         if isinstance(batch, _Failure):
             raise batch.as_error()
         yield {k: v.to(device, non_blocking=True) if torch.is_tensor(v) else v for k, v in batch.items()}
+
+
+def is_dead_loader(error: Exception) -> bool:
+    """Whether a loader process was ended from outside.
+
+    torch raises that out of whatever the main thread does at that moment, as a plain RuntimeError.
+    """
+    return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker")
 
 
 @dataclass(frozen=True)

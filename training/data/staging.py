@@ -6,17 +6,11 @@ import errno
 import os
 import shutil
 from pathlib import Path
-from typing import IO
 
 from ..errors import BadInput
+from ..file_lock import HAS_LOCKS, LOCK, lock, try_lock
 from ..whole_file import sync_folder
 
-try:
-    import fcntl
-except ImportError:  # Windows: there an open file cannot be deleted, which serves as the lock
-    fcntl = None
-
-LOCK = ".lock"
 DISK_FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
@@ -44,7 +38,7 @@ class StagedFolder:
             _clear_abandoned_siblings(self.final.parent)
             self.path.mkdir()
             self._lock = open(self.path / LOCK, "wb")  # noqa: SIM115 (stays open while the folder is hidden)
-            _try_lock(self._lock)
+            try_lock(self._lock)
         except FileExistsError:
             raise self._busy() from None
         except OSError as error:
@@ -65,7 +59,7 @@ class StagedFolder:
         self._refuse_existing()
         try:
             sync_folder(self.path)
-            if fcntl is None:  # Windows renames no folder that has an open file
+            if not HAS_LOCKS:  # Windows renames no folder that has an open file
                 self._release(self.path)
             os.replace(self.path, self.final)
             sync_folder(self.final.parent)
@@ -83,11 +77,11 @@ class StagedFolder:
     def _clear_abandoned(self) -> None:
         if not self.path.exists():
             return
-        lock = self.path / LOCK
+        held = self.path / LOCK
         try:
-            with open(lock, "r+b") as file:
-                _try_lock(file)
-            lock.unlink()
+            with open(held, "r+b") as file:
+                try_lock(file)
+            held.unlink()
         except FileNotFoundError:
             pass
         except (BlockingIOError, PermissionError):
@@ -126,45 +120,15 @@ def aside_name(folder: Path) -> Path:
     return aside
 
 
-def hold_lock(path: Path) -> IO[bytes] | None:
-    """The file at `path`, locked until it is closed or its process ends; None where another process holds it."""
-    try:
-        if fcntl is None:  # Windows: removing it fails while another process has it open
-            path.unlink(missing_ok=True)
-        file = open(path, "ab")  # noqa: SIM115 (stays open as long as it is held)
-    except PermissionError:
-        if fcntl is None and path.exists():
-            return None
-        raise
-    try:
-        _try_lock(file)
-    except BlockingIOError:
-        file.close()
-        return None
-    return file
-
-
 def _clear_abandoned_siblings(parent: Path) -> None:
     """Remove what killed processes left under other names. Where it cannot be told whether one lives, it stays."""
     for folder in parent.glob(".*.partial"):
         try:
-            if fcntl is None:
+            if not HAS_LOCKS:
                 (folder / LOCK).unlink()
             else:
                 with open(folder / LOCK, "r+b") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    lock(file)
         except OSError:  # held, no folder of ours, or a disk without locks
             continue
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _try_lock(file) -> None:
-    """Take the lock or raise BlockingIOError; on a file system without locks, go on without one."""
-    if fcntl is None:
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except OSError:
-        pass
