@@ -13,7 +13,10 @@ _LOG = logging.getLogger("ref2v")
 
 
 class BackgroundSaver:
-    """Copies the state to the CPU at once, and writes it from a thread of its own.
+    """Writes the state from a thread of its own, while training goes on until its next update.
+
+    The state on another device is copied to the CPU at once. The CPU's own is written as it lies there, since a copy
+    would double what training takes; `before_update` waits until it is written.
 
     As a context manager it waits for the last checkpoint whatever ends the block. A checkpoint that could not be
     written is a BadInput out of the next `check`, `wait` or `save`, or at the end of the block; where the block ends
@@ -29,6 +32,7 @@ class BackgroundSaver:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._last_step: int | None = None
+        self._writes_live = False
 
     def save(self, checkpoint: Checkpoint, best: int | None = None) -> None:
         """Begin to write a checkpoint; `best` is the step whose checkpoint is kept too. Waits for the one before."""
@@ -36,12 +40,23 @@ class BackgroundSaver:
         if checkpoint.step == self._last_step:
             return
         self._last_step = checkpoint.step
-        self._thread = threading.Thread(target=self._write, args=(checkpoint.snapshot(), best), name="checkpoint")
+        self._writes_live = checkpoint.on_cpu()
+        written = checkpoint if self._writes_live else checkpoint.snapshot()
+        self._thread = threading.Thread(target=self._write, args=(written, best), name="checkpoint")
         self._thread.start()
 
     def check(self) -> None:
         """Raise what the last checkpoint failed with, if it did so by now."""
-        if self._thread is None or not self._thread.is_alive():
+        if not self.is_writing():
+            self.wait()
+
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is being written at this moment."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def before_update(self) -> None:
+        """To be called before anything in the last checkpoint's tensors changes. BadInput as from `wait`."""
+        if self._writes_live:
             self.wait()
 
     def wait(self) -> None:

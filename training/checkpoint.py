@@ -45,10 +45,14 @@ class Checkpoint:
     optimizer: dict[str, Tensor]
     state: dict[str, Any]  # JSON: what the loop needs beside tensors
 
+    def on_cpu(self) -> bool:
+        """Whether all tensors are the CPU's own."""
+        return all(tensor.is_cpu for name in TENSOR_FILES for tensor in getattr(self, name).values())
+
     def snapshot(self) -> Checkpoint:
-        """A copy on the CPU that does not change as training goes on, under the names of the bare network."""
+        """A copy on the CPU that does not change as training goes on."""
         copies = {
-            name: {k: t.detach().to("cpu", copy=True).contiguous() for k, t in plain_names(getattr(self, name)).items()}
+            name: {key: tensor.detach().to("cpu", copy=True) for key, tensor in getattr(self, name).items()}
             for name in TENSOR_FILES
         }
         return Checkpoint(step=self.step, state=self.state, **copies)

@@ -229,6 +229,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
                 total += float(loss / config.data.accumulation)
             scaler.unscale_(optimizer)
             norm = float(torch.nn.utils.clip_grad_norm_(parameters.values(), config.optimizer.clip_norm))
+            saver.before_update()
             taken = health.take(step + 1, total, norm, replay, kept)
             optimizer.zero_grad()
             if taken:

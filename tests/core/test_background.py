@@ -1,5 +1,7 @@
 """Checkpoints written by a thread: the state at the call, in order, and a failure heard once."""
 
+import time
+
 import pytest
 import torch
 
@@ -14,10 +16,28 @@ def folder(tmp_path):
     return tmp_path / "checkpoints"
 
 
-def test_what_is_saved_is_the_state_at_the_call(folder):
+def slow_down(monkeypatch) -> list[int]:
+    """Make writing take a while; gives the steps of the checkpoints as their writing begins."""
+    save, began = checkpoints.save, []
+
+    def slow(folder, checkpoint, keep, best=None):
+        began.append(checkpoint.step)
+        time.sleep(0.2)
+        return save(folder, checkpoint, keep, best)
+
+    monkeypatch.setattr(checkpoints, "save", slow)
+    return began
+
+
+@pytest.mark.parametrize("on_cpu", [True, False], ids=["written_as_it_lies_there", "copied_from_another_device"])
+def test_what_is_saved_is_the_state_at_the_call(folder, monkeypatch, on_cpu):
+    monkeypatch.setattr(checkpoints.Checkpoint, "on_cpu", lambda self: on_cpu)
+    slow_down(monkeypatch)
     moving = state(5)
     with BackgroundSaver(folder, keep=2) as saver:
         saver.save(moving)
+        saver.before_update()
+        assert saver.is_writing() != on_cpu
         for tensors in (moving.weights, moving.ema, moving.optimizer):
             for tensor in tensors.values():
                 tensor.fill_(-1)
@@ -27,16 +47,7 @@ def test_what_is_saved_is_the_state_at_the_call(folder):
 
 
 def test_the_block_ends_only_when_the_last_one_is_whole_and_they_come_in_their_order(folder, monkeypatch):
-    import time
-
-    save, began = checkpoints.save, []
-
-    def slow(folder, checkpoint, keep, best=None):
-        began.append(checkpoint.step)
-        time.sleep(0.05)
-        return save(folder, checkpoint, keep, best)
-
-    monkeypatch.setattr(checkpoints, "save", slow)
+    began = slow_down(monkeypatch)
     with BackgroundSaver(folder, keep=2) as saver:
         for step in (5, 10, 10, 15):  # one that is there is not written twice
             saver.save(state(step))
