@@ -8,7 +8,9 @@ In the recipe's favour: its pictures are decoded and in memory, and it averages 
 Then one thing at a time is changed in the recipe, to see where the difference comes from. Each variant lives in a
 process of its own (so its peak memory is its own too), and the two of a pair take turns, block after block.
 
-    python -m benchmarks.diffusers_recipe [--write]
+Two tables: small pictures, where the networks' weights weigh most, and SD1.5's own 512 px, where activations do.
+
+    python -m benchmarks.diffusers_recipe [--side 128] [--side 512] [--write]
 """
 
 from __future__ import annotations
@@ -31,13 +33,13 @@ from benchmarks.step_clock import StepClock
 from training.refiner.unet import UNetConfig, build_unet, preset
 from training.run import train
 
-GOAL = 1.2
+FASTER, SMALLER = 1.2, 0.6  # steps per second at least, peak memory at most
 TOKENS = 77
 
 
 @dataclass(frozen=True)
 class Sizes:
-    side: int = 128  # of the pictures, in pixels; latents have an eighth of it
+    side: int  # of the pictures, in pixels; latents have an eighth of it
     batch: int = 4
     threads: int = 0
     tiny: bool = False  # small networks: only to see that the script works
@@ -66,28 +68,55 @@ class Variant:
     cached_text: bool = False
     fused: bool = False
     accelerate: bool = True
+    checkpointing: bool = False
     precision: str = "fp32"
 
 
 RECIPE = Variant()
 RECIPE_BF16 = replace(RECIPE, precision="bf16")
-PAIRS = [
-    ("**training.run.train, both in fp32**", RECIPE, Variant(ours=True), f">= {GOAL}"),
-    ("recipe + latents cached", RECIPE, replace(RECIPE, cached_latents=True), ""),
-    ("recipe + text cached", RECIPE, replace(RECIPE, cached_text=True), ""),
-    ("recipe + fused AdamW", RECIPE, replace(RECIPE, fused=True), ""),
-    ("recipe + bf16 (autocast; frozen encoders in bf16)", RECIPE, RECIPE_BF16, ""),
-    ("recipe without accelerate", RECIPE, replace(RECIPE, accelerate=False), ""),
-    (
-        "recipe + all five",
-        RECIPE,
-        Variant(cached_latents=True, cached_text=True, fused=True, accelerate=False, precision="bf16"),
-        "",
-    ),
-    ("training.run.train in bf16, recipe in fp32", RECIPE, Variant(ours=True, precision="bf16"), ""),
-    ("**training.run.train, both in bf16**", RECIPE_BF16, Variant(ours=True, precision="bf16"), f">= {GOAL}"),
-]
-"""(name, the one that counts as 1, the one compared with it, goal)"""
+OURS, OURS_BF16 = Variant(ours=True), Variant(ours=True, precision="bf16")
+LEAN = Variant(ours=True, precision="pure_bf16", checkpointing=True)  # the least memory that ours can do with
+LEAN_NAME = "training.run.train in pure_bf16, moments in bf16, gradient checkpointing; recipe in fp32"
+
+
+@dataclass(frozen=True)
+class Pair:
+    name: str
+    reference: Variant  # the one that counts as 1
+    variant: Variant  # the one compared with it
+    faster: float | None = None  # goals
+    smaller: float | None = None
+
+
+PAIRS = {
+    128: [
+        Pair("**training.run.train, both in fp32**", RECIPE, OURS, FASTER),
+        Pair("recipe + latents cached", RECIPE, replace(RECIPE, cached_latents=True)),
+        Pair("recipe + text cached", RECIPE, replace(RECIPE, cached_text=True)),
+        Pair("recipe + fused AdamW", RECIPE, replace(RECIPE, fused=True)),
+        Pair("recipe + bf16 (autocast; frozen encoders in bf16)", RECIPE, RECIPE_BF16),
+        Pair("recipe without accelerate", RECIPE, replace(RECIPE, accelerate=False)),
+        Pair(
+            "recipe + all five",
+            RECIPE,
+            replace(RECIPE_BF16, cached_latents=True, cached_text=True, fused=True, accelerate=False),
+        ),
+        Pair("training.run.train in bf16, recipe in fp32", RECIPE, OURS_BF16),
+        Pair("**training.run.train, both in bf16**", RECIPE_BF16, OURS_BF16, FASTER),
+        Pair(LEAN_NAME, RECIPE, LEAN),
+    ],
+    512: [
+        Pair(f"**{LEAN_NAME}**", RECIPE, LEAN, FASTER, SMALLER),
+        Pair("training.run.train, both in fp32", RECIPE, OURS, FASTER),
+        Pair("recipe + latents and text cached", RECIPE, replace(RECIPE, cached_latents=True, cached_text=True)),
+        Pair("recipe + gradient checkpointing", RECIPE, replace(RECIPE, checkpointing=True)),
+        Pair(
+            "recipe + latents and text cached, gradient checkpointing",
+            RECIPE,
+            replace(RECIPE, cached_latents=True, cached_text=True, checkpointing=True),
+        ),
+    ],
+}
 
 
 # ---- the recipe ---------------------------------------------------------------------------------------------------
@@ -105,6 +134,8 @@ class RecipeLoop:
         self.dtype = torch.bfloat16 if variant.precision == "bf16" else torch.float32
         self.noising = DDPMScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear")
         self.unet = build_unet(sizes.unet).train()
+        if variant.checkpointing:
+            self.unet.enable_gradient_checkpointing()
         self.vae = None if variant.cached_latents else make_vae(sizes).to(self.dtype)
         self.text = None if variant.cached_text else make_text_encoder(sizes).to(self.dtype)
         self.optimizer = torch.optim.AdamW(self.unet.parameters(), 1e-4, weight_decay=0.01, fused=variant.fused)
@@ -242,7 +273,11 @@ def run_ours(pipe, variant: Variant, sizes: Sizes, steps: int) -> None:
         shape = sizes.unet.model_dump(include={
             "block_channels", "layers_per_block", "transformer_depth", "middle_depth", "heads",
         })
-        settings = {"refiner": {"shape": shape}, "data": {"batch_size": sizes.batch}, "precision": variant.precision}
+        settings = {
+            "refiner": {"shape": shape}, "data": {"batch_size": sizes.batch}, "precision": variant.precision,
+            "optimizer": {"moments": "bf16" if variant.precision == "pure_bf16" else "fp32"},
+            "gradient_checkpointing": variant.checkpointing,
+        }
         config = configure(
             dataset, Path(scratch) / "run", settings, validation=NO_VALIDATION, epochs=100_000, device="cpu",
             data={"repeats": 10_000},  # the one checkpoint, in the peak memory too, is the one that stopping writes
@@ -294,58 +329,73 @@ class Worker:
         return self.pipe.recv()
 
 
-def compare(
-    reference: Variant, variant: Variant, sizes: Sizes, *, blocks: int, steps: int
-) -> tuple[list[float], float]:
+def compare(pair: Pair, sizes: Sizes, *, blocks: int, steps: int) -> tuple[list[float], float]:
     """(the reference's seconds over the variant's, block by block; the variant's peak memory over the reference's)."""
-    with Worker(reference, sizes, steps) as a, Worker(variant, sizes, steps) as b:
+    with Worker(pair.reference, sizes, steps) as a, Worker(pair.variant, sizes, steps) as b:
         a.block(), b.block()  # warm up
         faster = [a.block() / b.block() for _ in range(blocks)]
         return faster, b.finish() / a.finish()
 
 
-# ---- the table ----------------------------------------------------------------------------------------------------
+# ---- the tables ---------------------------------------------------------------------------------------------------
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--blocks", type=int, default=5, help="repetitions of each pair")
-    parser.add_argument("--steps", type=int, default=2, help="steps of a block")
-    parser.add_argument("--side", type=int, default=Sizes.side, help="side of the pictures in pixels")
+    parser.add_argument("--blocks", type=int, default=3, help="repetitions of each pair")
+    parser.add_argument("--steps", type=int, default=1, help="steps of a block")
+    parser.add_argument("--side", type=int, action="append", choices=PAIRS, help="pictures of one table; default: both")
     parser.add_argument("--batch", type=int, default=Sizes.batch)
     parser.add_argument("--threads", type=int, default=0, help="default: torch's own choice")
     parser.add_argument("--tiny", action="store_true", help="small networks: does the script work? Never written")
-    parser.add_argument("--write", action="store_true", help="replace this section of RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="replace the sections of RESULTS.md")
     options = parser.parse_args()
     if options.tiny and options.write:
         parser.error("--tiny measures nothing worth writing")
     if options.threads:
         torch.set_num_threads(options.threads)
-    sizes = Sizes(options.side, options.batch, options.threads, options.tiny)
+    for side in options.side or PAIRS:
+        sizes = Sizes(side, options.batch, options.threads, options.tiny)
+        body = measure(sizes, options.blocks, options.steps)
+        report(f"diffusers_recipe_{side}", body, write=options.write)
+
+
+def measure(sizes: Sizes, blocks: int, steps: int) -> str:
+    """The section about pictures of one size."""
     rows = []
-    for name, reference, variant, goal in PAIRS:
-        print(f"{name} ...", end=" ", flush=True)
-        faster, memory = compare(reference, variant, sizes, blocks=options.blocks, steps=options.steps)
-        print(f"{median(faster):.2f}", flush=True)
-        rows.append([name, spread(faster, 2), goal, f"{memory:.2f}"])
-    body = "\n".join(
+    for pair in PAIRS[sizes.side]:
+        print(f"{pair.name} ...", end=" ", flush=True)
+        faster, memory = compare(pair, sizes, blocks=blocks, steps=steps)
+        print(f"{median(faster):.2f}, memory {memory:.2f}", flush=True)
+        goals = [f">= {pair.faster}" if pair.faster else "", f"<= {pair.smaller}" if pair.smaller else ""]
+        rows.append([pair.name, spread(faster, 2), goals[0], f"{memory:.2f}", goals[1]])
+    network = "Tiny networks, of no meaning" if sizes.tiny else "sd15-half"
+    return "\n".join(
         [
-            "### Training step against a diffusers recipe",
+            f"### Training step against a diffusers recipe, {sizes.side} px",
             "",
-            f"{'Tiny networks, of no meaning' if options.tiny else 'sd15-half'}, batch {options.batch}, "
-            f"{options.side} px. Steps per second over the recipe's of the same row, median (min..max) of "
-            f"{options.blocks} interleaved blocks of {options.steps} steps; peak resident memory over the recipe's.",
+            f"{network}, batch {sizes.batch}. Steps per second over the recipe's of the same row, median (min..max) of "
+            f"{blocks} interleaved blocks of {steps} steps; peak resident memory over the recipe's. Ours also averages "
+            "the weights and writes a checkpoint; the recipe does neither.",
             "",
-            table(["variant", "steps/s over the recipe's", "goal", "peak memory"], rows),
+            table(["variant", "steps/s over the recipe's", "goal", "peak memory", "goal"], rows),
             "",
-            "How far this carries: the work of VAE and UNet grows about alike with the pictures' area, so the gain of "
-            "cached latents carries over to larger pictures. The text encoder's and AdamW's does not grow with it: "
-            f"at 768 px they weigh {(768 / options.side) ** 2:.0f} times less against the rest than here.",
-            "",
+            *_how_far(sizes),
             machine(),
         ]
     )
-    report("diffusers_recipe", body, write=options.write)
+
+
+def _how_far(sizes: Sizes) -> list[str]:
+    """What a table of small pictures says of large ones."""
+    if sizes.side >= 512:
+        return []
+    return [
+        "How far this carries: the work of VAE and UNet grows about alike with the pictures' area, so the gain of "
+        "cached latents carries over to larger pictures. The text encoder's and AdamW's does not grow with it: at 768 "
+        f"px they weigh {(768 / sizes.side) ** 2:.0f} times less against the rest than here.",
+        "",
+    ]
 
 
 if __name__ == "__main__":
