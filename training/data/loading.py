@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from .prefetch import prefetched
 
 __all__ = ["batches", "is_dead_loader"]
 
+_PATIENCE = 5.0  # seconds that a process has to end by itself
+
 
 def batches(source: BatchSource, first: int, workers: int, device: torch.device) -> Iterator[dict[str, Any]]:
     """Micro-batches from the absolute index `first` on, without end, on the device.
@@ -24,32 +27,24 @@ def batches(source: BatchSource, first: int, workers: int, device: torch.device)
     is raised in its place, whether it was read in another process or here: a BadInput as it was, anything else as
     TrainingFailed with its kind and message.
     """
+    context = _Recording()
     loader = DataLoader(
         _Carrying(source),
         batch_size=None,
         sampler=range(first, first + 2**40),
         num_workers=workers,
+        multiprocessing_context=context if workers else None,
         pin_memory=device.type == "cuda",
         persistent_workers=False,
         generator=torch.Generator(),  # else the loader draws its workers' seed from the caller's random numbers
     )
-    reader = iter(loader if workers else prefetched(loader))
-    while True:
-        dead = ""
-        try:
-            batch = next(reader)
-        except RuntimeError as error:
-            if not is_dead_loader(error):
-                raise
-            dead = str(error)
-        if dead:
-            # Raised anew: the traceback of torch's own error holds the reader, and with it the processes that are
-            # left, for as long as anybody holds the error.
-            del reader
-            raise RuntimeError(dead)
-        if isinstance(batch, _Failure):
-            raise batch.as_error()
-        yield {k: v.to(device, non_blocking=True) if torch.is_tensor(v) else v for k, v in batch.items()}
+    try:
+        for batch in loader if workers else prefetched(loader):
+            if isinstance(batch, _Failure):
+                raise batch.as_error()
+            yield {k: v.to(device, non_blocking=True) if torch.is_tensor(v) else v for k, v in batch.items()}
+    finally:
+        context.end_processes()
 
 
 def is_dead_loader(error: Exception) -> bool:
@@ -58,6 +53,29 @@ def is_dead_loader(error: Exception) -> bool:
     torch raises that out of whatever the main thread does at that moment, as a plain RuntimeError.
     """
     return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker")
+
+
+class _Recording(type(multiprocessing.get_context())):
+    """The system's usual way to start processes, which knows those that it started."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[multiprocessing.process.BaseProcess] = []
+
+    def Process(self, *args: Any, **settings: Any) -> multiprocessing.process.BaseProcess:  # noqa: N802 (its name)
+        process = super().Process(*args, **settings)
+        self.started.append(process)
+        return process
+
+    def end_processes(self) -> None:
+        """End those that still live: torch ends them with its iterator, and a kept traceback can keep that one."""
+        for process in self.started:
+            process.terminate()
+        for process in self.started:
+            process.join(_PATIENCE)
+            if process.is_alive():
+                process.kill()
+                process.join()
 
 
 @dataclass(frozen=True)
