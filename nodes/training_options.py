@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 from comfy_api.latest import io
 
+from ..training.config import MOST_RANK
 from ..training.optim.adamw import Moments, Rounding
 from ..training.options import build_options, default_of
 from .host.schema import declare, node_schema
@@ -161,7 +162,7 @@ class Ref2VSetTrainingOptions(io.ComfyNode):
                     "With start_from: train small adapters of this rank (LoRA) and leave its weights as they are; 16 "
                     "is usual, 0 trains all of it.",
                     min=0,
-                    max=1024,
+                    max=MOST_RANK,
                 ),
                 declare(
                     io.String.Input,

@@ -81,6 +81,7 @@ def _declare_networks(kinds, dtypes: list[str], backends: list[str]) -> None:
     train.add_argument("--optimizer", choices=list(OPTIMIZERS), default="AdamW", help="default AdamW")
     train.add_argument("--no-ema", action="store_true", help="without the moving average")
     train.add_argument("--checkpointing", action="store_true", help="gradient checkpointing")
+    train.add_argument("--lora-rank", type=int, default=0, help="of adapters (default 0: the whole network is trained)")
     train.add_argument("--attention", choices=list(ATTENTION), default="pytorch", help="default pytorch (fused)")
     train.add_argument("--layout", choices=list(LAYOUTS), default="one GPU", help="default: one GPU")
     train.add_argument("--gpus", type=int, default=8, help="for the other layouts (default 8)")
@@ -120,6 +121,7 @@ def _estimate_training(options: argparse.Namespace) -> int:
         network=options.model, width=width, height=height, batch=options.batch, accumulation=options.accumulation,
         precision=options.precision, optimizer=options.optimizer, ema=not options.no_ema,
         checkpointing=options.checkpointing, attention=options.attention, layout=options.layout, gpus=options.gpus,
+        lora_rank=options.lora_rank,
     )  # fmt: skip
     return _print_columns(estimate_training(question, _machine(options)), options)
 

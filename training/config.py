@@ -20,6 +20,7 @@ from .start_file import start_file_hash
 from .suggest import complaint
 
 Precision = Literal["fp32", "bf16", "fp16", "pure_bf16"]
+MOST_RANK = 1024  # of LoRA
 MOST_LOW_SUMS = 64  # gradients that add up in bfloat16: the 257th of equal size would change nothing
 
 
@@ -46,7 +47,7 @@ class RefinerConfig(Section):
 class LoRAConfig(Section):
     """Adapters on a network that stays as it is (Hu et al. 2021); training/refiner/lora.py."""
 
-    rank: int = Field(16, ge=1, le=1024)
+    rank: int = Field(16, ge=1, le=MOST_RANK)
     alpha: float | None = Field(
         None, gt=0, le=65536, allow_inf_nan=False, description="adapters count alpha / rank; none = the rank, so once"
     )

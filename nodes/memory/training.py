@@ -6,6 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
+from ...training.config import MOST_RANK
 from ...training.memory.optimizers import LAYOUTS, OPTIMIZERS
 from ...training.memory.training_estimate import PRECISIONS
 from ...training.memory.training_trace import ATTENTION, NETWORKS
@@ -85,6 +86,15 @@ class Ref2VEstimateTrainingMemory(io.ComfyNode):
                 ),
                 declare(io.Int.Input, "gpus", default=8, min=1, max=4096, tooltip="For all layouts but one GPU."),
                 memory_input(),
+                declare(
+                    io.Int.Input,
+                    "lora_rank",
+                    default=0,
+                    min=0,
+                    max=MOST_RANK,
+                    optional=True,  # graphs of before it run on
+                    tooltip="Of adapters (LoRA) on all convolutions and linear layers; 0 trains the whole network.",
+                ),
             ],
             outputs=[
                 declare(io.Image.Output, "chart", display_name="chart", tooltip="Every layout by what it consists of."),

@@ -29,6 +29,7 @@ from training.memory.training_trace import (
 )
 from training.memory.vae_attention import VAE_ATTENTION, vae_attention_bytes
 from training.refiner.unet import UNetConfig
+from training.trainables import trainables
 
 SHAPE = UNetConfig(
     latent_channels=4,
@@ -50,17 +51,18 @@ def real_batch(batch, height, width):
     return {**made, "t": torch.rand(batch), "context": torch.randn(batch, 77, SHAPE.context_dim)}
 
 
-def measure_step(batch, height, width, *, weights, autocast, checkpointing, attention, gradients_kept):
+def measure_step(batch, height, width, *, weights, lora, autocast, checkpointing, attention, gradients_kept):
     """{label: bytes} at the peak of a real forward and backward."""
-    net = SMALL.build().to(weights)
+    net = SMALL.build(lora).to(weights)
+    learning = trainables(net).values()
     prepare(net, checkpointing)
     meter = StorageMeter()
     meter.hold(PARAMETERS, [*net.parameters(), *net.buffers()])
     if gradients_kept:
-        for parameter in net.parameters():
+        for parameter in learning:
             parameter.grad = torch.zeros_like(parameter)
-        meter.hold(GRADIENTS, [parameter.grad for parameter in net.parameters()])
-    for parameter in net.parameters():
+        meter.hold(GRADIENTS, [parameter.grad for parameter in learning])
+    for parameter in learning:
         parameter.register_post_accumulate_grad_hook(lambda p: meter.hold(GRADIENTS, [p.grad]))
     with attention_of(net, attention), meter:
         training_step(SMALL, net, real_batch(batch, height, width), autocast)
@@ -70,25 +72,28 @@ def measure_step(batch, height, width, *, weights, autocast, checkpointing, atte
 @pytest.fixture(scope="module")
 def traced():
     made = {}
-    return lambda weights: made.setdefault(weights, TracedTraining(SMALL, weights))
+    return lambda *asked: made.setdefault(asked, TracedTraining(SMALL, *asked))
 
 
 @pytest.mark.parametrize(
-    "weights, autocast, attention, checkpointing, gradients_kept",
+    "weights, lora, autocast, attention, checkpointing, gradients_kept",
     [
-        (torch.float32, None, "pytorch", False, False),
-        (torch.float32, None, "basic", True, True),
-        (torch.float32, torch.bfloat16, "pytorch", True, False),
-        (torch.float32, torch.bfloat16, "basic", False, False),
-        (torch.bfloat16, None, "pytorch", False, True),
-        (torch.bfloat16, None, "pytorch", True, False),
+        (torch.float32, 0, None, "pytorch", False, False),
+        (torch.float32, 0, None, "basic", True, True),
+        (torch.float32, 0, torch.bfloat16, "pytorch", True, False),
+        (torch.float32, 0, torch.bfloat16, "basic", False, False),
+        (torch.bfloat16, 0, None, "pytorch", False, True),
+        (torch.bfloat16, 0, None, "pytorch", True, False),
+        (torch.float32, 4, None, "pytorch", False, False),
+        (torch.float32, 4, torch.bfloat16, "pytorch", True, False),
+        (torch.bfloat16, 4, None, "basic", False, True),
     ],
 )
-def test_a_traced_step_is_a_real_one(traced, weights, autocast, attention, checkpointing, gradients_kept):
+def test_a_traced_step_is_a_real_one(traced, weights, lora, autocast, attention, checkpointing, gradients_kept):
     """Never under and at most 15 % over is what is asked; to the byte is what comes out."""
     options = {"autocast": autocast, "checkpointing": checkpointing, "attention": attention}
-    said = traced(weights).trace(16, 12, 2, gpu=False, gradients_kept=gradients_kept, **options)
-    got = measure_step(2, 16, 12, weights=weights, gradients_kept=gradients_kept, **options)
+    said = traced(weights, lora).trace(16, 12, 2, gpu=False, gradients_kept=gradients_kept, **options)
+    got = measure_step(2, 16, 12, weights=weights, lora=lora, gradients_kept=gradients_kept, **options)
     assert said.terms == got
 
 
@@ -145,7 +150,8 @@ def test_the_networks_are_those_of_the_presets(name):
 
 sizes = st.builds(
     Sizes,
-    parameters=st.integers(1, 10**11),
+    parameters=st.integers(10**6, 10**11),
+    trained=st.integers(1, 10**6),
     largest_unit=st.integers(1, 10**9),
     split=st.floats(0, 1),
     activations=st.integers(0, 10**12),
@@ -224,7 +230,7 @@ def answer(machine=CPU, most=10**9, **asked):
     count = 10**8
     trace = StepTrace({PARAMETERS: 4 * count, "activations": most, GRADIENTS: 4 * count}, most)
     saved = StepTrace({**trace.terms, "activations": most // 3}, most // 3)
-    return TrainingEstimate(question, machine, Sizes(count, 10**7, 0.5, most, 2), (10**6,) * 100, trace, saved)
+    return TrainingEstimate(question, machine, Sizes(count, count, 10**7, 0.5, most, 2), (10**6,) * 100, trace, saved)
 
 
 @given(st.integers(1, 64), st.sampled_from(list(LAYOUTS)), st.integers(1, 64), st.integers(2**20, 2**42), st.booleans())
@@ -240,7 +246,7 @@ def test_every_training_gets_a_whole_answer(batch, layout, gpus, free, gpu):
 
 def test_7_b_parameters():
     """FACTS: 7 B parameters in FP32 are 28 GB of weights alone; AdamW keeps 16 bytes for each, pure BF16 12 to 16."""
-    seven = Sizes(7 * 10**9, 10**8, 0.9, 0, 2)
+    seven = Sizes(7 * 10**9, 7 * 10**9, 10**8, 0.9, 0, 2)
     assert in_layout("one GPU", 1, 1, OPTIMIZERS["AdamW"], seven, False)[PARAMETERS] == 28 * 10**9
     assert [optimizer.per_parameter for optimizer in OPTIMIZERS.values()] == [16, 16, 12, 14, 16, 8, 10, 12]
     ema = in_layout("one GPU", 1, 1, OPTIMIZERS["AdamW"], seven, True)
@@ -256,6 +262,23 @@ def test_what_to_change_first_is_the_cheapest_that_is_enough():
     assert answer(batch=1).advice().startswith("It fits as it is.")
 
 
+def test_adapters_alone_have_gradients_states_and_an_average(monkeypatch):
+    monkeypatch.setitem(NETWORKS, "small", SMALL)
+    adapters, whole = (
+        estimate_training(TrainingQuestion(network="small", width=128, height=128, lora_rank=rank), planned_machine(8))
+        for rank in (2, 0)
+    )
+    trained = adapters.sizes.trained
+    assert adapters.sizes.parameters - trained == whole.sizes.parameters == whole.sizes.trained
+    assert trained == sum(adapters.counts) < whole.sizes.parameters / 10
+    terms = adapters.moments()[STEP]
+    assert terms[PARAMETERS] >= 4 * adapters.sizes.parameters
+    assert (terms[GRADIENTS], terms["moments"], terms[EMA]) == (4 * trained, 8 * trained, 4 * trained)
+    assert adapters.total < whole.total
+    assert f", {trained:,} of them trained (LoRA)" in adapters.report() and "LoRA of rank 2" in adapters.title
+    assert adapters.terms("DDP")["gradient buckets"] == 4 * trained
+
+
 def test_the_average_of_bf16_weights_is_a_moment_of_its_own():
     moments = answer(optimizer="AdamW, bf16 Kahan").moments()
     assert moments["average"]["temporaries"] == 4 * 10**6  # one weight after another
@@ -268,7 +291,7 @@ def test_the_average_of_bf16_weights_is_a_moment_of_its_own():
 @pytest.mark.parametrize(
     "wrong",
     [{"width": 0}, {"height": 7}, {"width": 10**9}, {"batch": 0}, {"accumulation": 0}, {"gpus": 0}, {"network": "x"},
-     {"optimizer": "SGD"}, {"layout": "ring"}, {"attention": "sage"}, {"precision": "fp8"}],
+     {"optimizer": "SGD"}, {"layout": "ring"}, {"lora_rank": -1}, {"attention": "sage"}, {"precision": "fp8"}],
 )  # fmt: skip
 def test_impossible_questions_name_the_field(wrong):
     with pytest.raises(BadInput, match=f"^{next(iter(wrong))}: expected .*, got .*\\.$"):

@@ -39,6 +39,10 @@ class Optimizer:
         """Parameters, gradients and states; no average, no activations."""
         return self.parameters + self.gradients + sum(self.states.values())
 
+    def kept(self, sizes: Sizes) -> int:
+        """Parameters, and gradients and states of those that learn."""
+        return self.parameters * sizes.parameters + (self.per_parameter - self.parameters) * sizes.trained
+
     def step_bytes(self, counts: Sequence[int], *, gpu: bool) -> int:
         """Bytes that come and go in a step over parameters of so many elements each."""
         if self.rounding is None:
@@ -75,11 +79,13 @@ OPTIMIZERS: dict[str, Optimizer] = {
 class Sizes:
     """What a layout is computed from, in bytes but for the counts.
 
-    largest_unit: parameters (numbers) of the largest block that FSDP gathers at once. split: the share of parameters
-    that tensor parallelism cuts. activations: the most that live at once on one GPU.
+    parameters, trained: numbers of the network, and those of them that learn (fewer with LoRA). largest_unit: those of
+    the largest block that FSDP gathers at once. split: the share of parameters that tensor parallelism cuts.
+    activations: the most that live at once on one GPU.
     """
 
     parameters: int
+    trained: int
     largest_unit: int
     split: float
     activations: int
@@ -112,13 +118,13 @@ def in_layout(
     kept = {PARAMETERS: optimizer.parameters, GRADIENTS: optimizer.gradients, **optimizer.states}
     if ema:
         kept[EMA] = 4
-    total = sizes.parameters
     share = {"FSDP2": 1 / n, "PP": 1 / n, "TP": 1 - sizes.split + sizes.split / n}.get(layout, 1.0)
-    terms = {label: -int(-total * size * share // 1) for label, size in kept.items()}
+    count = {label: sizes.parameters if label == PARAMETERS else sizes.trained for label in kept}
+    terms = {label: -int(-count[label] * size * share // 1) for label, size in kept.items()}
     under_way = min(n, micro_batches) / (micro_batches * n) if layout == "PP" else 1
     terms["activations"] = -int(-sizes.activations * under_way // 1)
     if layout == "DDP" and n > 1:
-        terms["gradient buckets"] = total * optimizer.gradients
+        terms["gradient buckets"] = sizes.trained * optimizer.gradients
     if layout == "FSDP2" and n > 1:
         terms["gathered blocks"] = sizes.largest_unit * (3 * sizes.compute_bytes + 2 * 4)
     return terms

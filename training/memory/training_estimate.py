@@ -7,6 +7,7 @@ from functools import cached_property
 
 import torch
 
+from ..config import MOST_RANK
 from ..errors import BadInput
 from .estimate import in_words
 from .machine import Machine, overhead
@@ -22,7 +23,8 @@ FORWARD, STEP, AVERAGE = "forward, backward", "optimizer step", "average"
 
 @dataclass(frozen=True)
 class TrainingQuestion:
-    """precision: autocast over FP32 weights, as in a run's configuration; BF16 optimizers keep the weights in BF16."""
+    """precision: autocast over FP32 weights, as in a run's configuration; BF16 optimizers keep the weights in BF16.
+    lora_rank: of adapters on all convolutions and linear layers; 0: the whole network is trained."""
 
     network: str = "sd15-half"
     width: int = 768
@@ -36,6 +38,7 @@ class TrainingQuestion:
     attention: str = "pytorch"
     layout: str = "one GPU"
     gpus: int = 8
+    lora_rank: int = 0
 
     def check(self) -> None:
         """BadInput for what cannot be."""
@@ -48,6 +51,8 @@ class TrainingQuestion:
         for name in ("batch", "accumulation", "gpus"):
             if not 1 <= getattr(self, name) <= 100_000:
                 raise BadInput(f"{name}: expected 1 to 100000, got {getattr(self, name)}.")
+        if not 0 <= self.lora_rank <= MOST_RANK:
+            raise BadInput(f"lora_rank: expected 0 (the whole network) to {MOST_RANK}, got {self.lora_rank}.")
         if self.bf16_weights and self.precision != "bf16":
             raise BadInput(
                 f"precision: {self.optimizer} keeps the weights in bf16 and computes in it, so expected bf16, got "
@@ -62,8 +67,8 @@ class TrainingQuestion:
 
 @dataclass(frozen=True)
 class TrainingEstimate:
-    """counts: elements of each parameter. asked: forward and backward as asked; other: with gradient checkpointing the
-    other way round, or None."""
+    """counts: elements of each parameter that learns. asked: forward and backward as asked; other: with gradient
+    checkpointing the other way round, or None."""
 
     question: TrainingQuestion
     machine: Machine
@@ -77,15 +82,15 @@ class TrainingEstimate:
         return OPTIMIZERS[self.question.optimizer]
 
     def _states(self) -> dict[str, int]:
-        kept = {label: size * self.sizes.parameters for label, size in self.optimizer.states.items()}
-        return {**kept, **({EMA: 4 * self.sizes.parameters} if self.question.ema else {})}
+        kept = {label: size * self.sizes.trained for label, size in self.optimizer.states.items()}
+        return {**kept, **({EMA: 4 * self.sizes.trained} if self.question.ema else {})}
 
     def moments(self, trace: StepTrace | None = None) -> dict[str, dict[str, int]]:
         """moment -> label -> bytes on one GPU, overhead not included; the peak of training is the largest."""
         trace, states = trace or self.asked, self._states()
         parameters = trace.terms[PARAMETERS]
         step = self.optimizer.step_bytes(self.counts, gpu=self.machine.gpu)
-        gradients = self.optimizer.gradients * self.sizes.parameters
+        gradients = self.optimizer.gradients * self.sizes.trained
         found = {
             FORWARD: {**trace.terms, **states},
             STEP: {PARAMETERS: parameters, GRADIENTS: gradients, **states, **({"temporaries": step} if step else {})},
@@ -138,7 +143,7 @@ class TrainingEstimate:
         most = self.asked.most * batch / self.question.batch
         if self.question.layout == "one GPU":
             # more activations move the peak to where there are more of them and fewer gradients: all of both is more
-            gradients = self.optimizer.gradients * self.sizes.parameters
+            gradients = self.optimizer.gradients * self.sizes.trained
             kept += gradients - terms.get(GRADIENTS, 0)
         else:
             most *= terms["activations"] / max(1, self.sizes.activations)
@@ -166,7 +171,7 @@ class TrainingEstimate:
             found.append(("bf16 autocast (about)", self.total - saved, "on a CPU without bf16, time"))
         elif not asked.bf16_weights:
             other = OPTIMIZERS["AdamW, bf16 stochastic rounding"]
-            saved = (self.optimizer.per_parameter - other.per_parameter) * self.sizes.parameters
+            saved = self.optimizer.kept(self.sizes) - other.kept(self.sizes)
             share = 1 if asked.layout in ("one GPU", "DDP") else 1 / asked.gpus
             found.append(("bf16 weights, stochastic rounding", self.total - int(saved * share), "rounded updates"))
         if asked.layout in ("one GPU", "DDP"):
@@ -203,10 +208,12 @@ class TrainingEstimate:
         words += f", {'bf16 weights' if asked.bf16_weights else asked.precision}, {asked.optimizer}"
         words += f", attention {asked.attention}"
         words += ", gradient checkpointing" if asked.checkpointing else ""
+        words += f", LoRA of rank {asked.lora_rank}" if asked.lora_rank else ""
         return words + f", {asked.layout}" + (f" x {asked.gpus}" if asked.layout != "one GPU" else "")
 
     def report(self) -> str:
-        asked, count = self.question, self.sizes.parameters
+        asked, sizes = self.question, self.sizes
+        trained = f", {sizes.trained:,} of them trained (LoRA)" if asked.lora_rank else ""
         on = "with" if asked.checkpointing else "without"
         off = "without" if asked.checkpointing else "with"
         lines = [
@@ -214,7 +221,7 @@ class TrainingEstimate:
             f"Verdict: {self.verdict}.",
             self.advice(),
             f"Memory: {in_words(self.machine.free)} free of {in_words(self.machine.total)}: {self.machine.where}.",
-            f"Parameters: {count:,}. Largest batch that fits (at least): {self.largest_batch}.",
+            f"Parameters: {sizes.parameters:,}{trained}. Largest batch that fits (at least): {self.largest_batch}.",
             f"Activations at most: {in_words(self.asked.most)} {on} gradient checkpointing"
             + (f", {in_words(self.other.most)} {off}." if self.other else "."),
             "",
@@ -233,7 +240,8 @@ class TrainingEstimate:
             total = each.per_parameter + average
             states = sum(each.states.values())
             row = f"{name:<46}{each.parameters:>10}{each.gradients:>10}{states:>10}{average:>10}{total:>8}"
-            lines.append(f"{row}    {in_words(total * count)}{' <' if name == asked.optimizer else ''}")
+            whole = each.kept(sizes) + average * sizes.trained
+            lines.append(f"{row}    {in_words(whole)}{' <' if name == asked.optimizer else ''}")
         if changes := self.changes():
             lines += ["", f"{'one change':<40}{'then':>12}    its price"]
             lines += [f"{name:<40}{in_words(after):>12}    {price}" for name, after, price in changes]
@@ -254,7 +262,8 @@ def estimate_training(question: TrainingQuestion, machine: Machine, *, compare: 
     question.check()
     network = NETWORKS[question.network]
     height, width = cells(network, question.width, question.height)
-    traced = TracedTraining(network, torch.bfloat16 if question.bf16_weights else torch.float32)
+    weights = torch.bfloat16 if question.bf16_weights else torch.float32
+    traced = TracedTraining(network, weights, question.lora_rank)
     autocast = None if question.bf16_weights else PRECISIONS[question.precision]
 
     def trace(checkpointing: bool) -> StepTrace:
@@ -266,5 +275,6 @@ def estimate_training(question: TrainingQuestion, machine: Machine, *, compare: 
     asked = trace(question.checkpointing)
     other = trace(not question.checkpointing) if compare else None
     size = 4 if question.precision == "fp32" else 2
-    sizes = Sizes(traced.parameters, traced.largest_unit(), traced.split_share(), asked.most, size)
+    trained = sum(traced.counts)
+    sizes = Sizes(traced.parameters, trained, traced.largest_unit(), traced.split_share(), asked.most, size)
     return TrainingEstimate(question, machine, sizes, traced.counts, asked, other)

@@ -15,9 +15,12 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from ..config import LoRAConfig
 from ..errors import BadInput
 from ..refiner import flow
+from ..refiner.lora import add_adapters, choose_adapters
 from ..refiner.unet import PRESETS, UNetConfig, build_unet, call_unet
+from ..trainables import trainables
 from .meter import StorageMeter
 from .optimizers import GRADIENTS, PARAMETERS
 from .trace import fake_tensors
@@ -38,8 +41,12 @@ class Network:
     refiner: bool
     text: int = 77
 
-    def build(self) -> torch.nn.Module:
-        return build_unet(self.shape, None if self.refiner else self.shape.latent_channels)
+    def build(self, lora_rank: int = 0) -> torch.nn.Module:
+        """With adapters of that rank on all convolutions and linear layers, which then learn alone."""
+        net = build_unet(self.shape, None if self.refiner else self.shape.latent_channels)
+        if lora_rank:
+            add_adapters(net, choose_adapters(LoRAConfig(rank=lora_rank), self.shape))
+        return net
 
 
 def _whole(**shape: Any) -> UNetConfig:
@@ -86,31 +93,36 @@ class StepTrace:
 
 @dataclass
 class TracedTraining:
-    """A network without data, built once and traced as often as asked."""
+    """A network without data, built once and traced as often as asked. lora_rank: 0, the whole network is trained."""
 
     network: Network
     weights: torch.dtype = torch.float32
+    lora_rank: int = 0
     mode: FakeTensorMode = field(default_factory=lambda: FakeTensorMode(allow_non_fake_inputs=True))
     net: torch.nn.Module = field(init=False)
 
     def __post_init__(self) -> None:
         with torch.inference_mode(False):
             with torch.device("meta"):
-                net = self.network.build()
+                net = self.network.build(self.lora_rank)
+            learns = {name: parameter.requires_grad for name, parameter in net.named_parameters()}
             for parameter in net.parameters():
                 parameter.data = parameter.data.to(self.weights)
             with self.mode:
                 memo = fake_tensors(net)
-            self.net = copy.deepcopy(net, memo).train().requires_grad_(True)
+            self.net = copy.deepcopy(net, memo).train()
+            for name, parameter in self.net.named_parameters():
+                parameter.requires_grad_(learns[name])
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Elements of each parameter."""
-        return tuple(parameter.numel() for parameter in self.net.parameters())
+        """Elements of each parameter that learns."""
+        return tuple(parameter.numel() for parameter in trainables(self.net).values())
 
     @property
     def parameters(self) -> int:
-        return sum(self.counts)
+        """All of them, those that stay as they are among them."""
+        return sum(parameter.numel() for parameter in self.net.parameters())
 
     def largest_unit(self) -> int:
         """Parameters of the largest block that is gathered as one: a residual or transformer block, or what is left."""
@@ -143,6 +155,7 @@ class TracedTraining:
         gradients_kept: those of an earlier micro-batch are there already.
         """
         net, shape = self.net, self.network.shape
+        learning = list(trainables(net).values())
         prepare(net, checkpointing)
         net.zero_grad()
         with ExitStack() as stack:
@@ -155,10 +168,10 @@ class TracedTraining:
             meter = stack.enter_context(StorageMeter())
             meter.hold(PARAMETERS, [*net.parameters(), *net.buffers()])
             if gradients_kept:
-                for parameter in net.parameters():
+                for parameter in learning:
                     parameter.grad = torch.empty_like(parameter)
-                meter.hold(GRADIENTS, [parameter.grad for parameter in net.parameters()])
-            for parameter in net.parameters():
+                meter.hold(GRADIENTS, [parameter.grad for parameter in learning])
+            for parameter in learning:
                 handle = parameter.register_post_accumulate_grad_hook(
                     lambda parameter: meter.hold(GRADIENTS, [parameter.grad])
                 )
