@@ -2,8 +2,8 @@
 
 One run of training.run.train; its epochs take turns between the two ways. The stall is what the first step after a
 checkpoint takes longer than the median step: the wait before its update for what is not yet written (a GPU's run copies
-instead), and at once all of writing, hashing and syncing. The cost is what
-the whole epoch takes longer than as many median steps, so it also has in it what the thread takes from training.
+instead), and at once all of writing, hashing and syncing. The cost is what the whole epoch takes longer than as many
+median steps, so it also has in it what the thread takes from training.
 
     python -m benchmarks.checkpoint_stall [--write]
 """

@@ -1,4 +1,4 @@
-"""One run from a dataset folder to a refiner file, and what a second start with the same folder means."""
+"""One run from a dataset folder to a refiner file."""
 
 import json
 import math
@@ -8,11 +8,9 @@ import torch
 from PIL import Image
 
 from training.checkpoint import load_newest
-from training.config import TrainConfig
 from training.data.batches import BatchSource
 from training.data.seeds import seeded_generator
 from training.data.shards import RefinerDataset
-from training.errors import BadInput
 from training.journal import read as read_journal
 from training.optim.schedule import warmup_cosine
 from training.plan import make_plan
@@ -206,80 +204,6 @@ def test_the_callers_random_numbers_are_left_alone(configure, watch, workers):
     before = torch.get_rng_state()
     watch().train(configure(data__workers=workers, **BRIEF))
     assert torch.equal(torch.get_rng_state(), before)
-
-
-# ---- the same folder again ------------------------------------------------------------------------------------------
-
-
-def test_a_finished_run_is_reused_and_says_so(configure, watch):
-    first = watch().train(configure(**BRIEF))
-    data = first.refiner.read_bytes()
-    again = watch()
-    # where to look and how often does not matter
-    result = again.train(configure(**BRIEF | {"validation__pictures": 2}, keep_checkpoints=5))
-    assert result.status == "reused" and again.steps == []
-    assert result.report == first.report and result.refiner.read_bytes() == data
-    assert any("reused" in text for text in again.messages)
-
-
-@pytest.mark.parametrize(
-    "change, said",
-    [
-        ({"seed": 3}, r"seed 0 -> 3"),
-        ({"epochs": 2}, r"epochs 1 -> 2"),
-        ({"optimizer__learning_rate": 0.5}, r"optimizer\.learning_rate 0\.003 -> 0\.5"),
-    ],
-)
-def test_another_configuration_is_refused_and_names_the_field(configure, watch, change, said):
-    first = watch().train(configure(**BRIEF))
-    before = {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()}
-    with pytest.raises(BadInput, match=said) as caught:
-        watch().train(configure(**BRIEF | change))
-    assert "another name" in str(caught.value) and "\n" not in str(caught.value)
-    assert {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()} == before
-
-
-def test_other_data_are_refused(configure, watch, build_pairs):
-    watch().train(configure(**BRIEF))
-    with pytest.raises(BadInput, match="the dataset's content"):
-        watch().train(configure(dataset=build_pairs(pairs=10), **BRIEF))
-
-
-def test_the_same_data_in_another_folder_are_the_same(configure, watch, build_pairs):
-    watch().train(configure(**BRIEF))
-    assert watch().train(configure(dataset=build_pairs(), **BRIEF)).status == "reused"
-
-
-def test_a_deleted_refiner_is_trained_again_from_the_start(configure, watch):
-    first = watch().train(configure(**BRIEF))
-    data = first.refiner.read_bytes()
-    first.refiner.unlink()
-    again = watch()
-    result = again.train(configure(**BRIEF))
-    assert result.status == "done" and again.steps == [1, 2, 3, 4]  # never silently on from trained weights
-    assert result.refiner.read_bytes() == data
-    assert [line["step"] for line in journal(result.folder)] == [1, 2, 3, 4]
-
-
-def test_a_folder_with_something_else_in_it_is_refused(configure, watch, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "holiday.jpg").write_bytes(b"")
-    with pytest.raises(BadInput, match="expected an empty folder or a run"):
-        watch().train(configure())
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["holiday.jpg"]
-
-
-def test_a_file_in_the_folders_place_is_one_sentence(configure, watch, tmp_path):
-    (tmp_path / "run").write_text("")
-    with pytest.raises(BadInput, match="cannot be written"):
-        watch().train(configure())
-
-
-def test_the_configuration_that_a_run_keeps_starts_the_same_run(configure, watch):
-    result = watch().train(configure(**BRIEF))
-    kept = json.loads((result.folder / "config.json").read_text())
-    assert TrainConfig.build(kept["config"]) == configure(**BRIEF)
-    assert watch().train(TrainConfig.build(kept["config"])).status == "reused"
 
 
 # ---- ways to train --------------------------------------------------------------------------------------------------
