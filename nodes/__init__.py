@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from comfy_api.latest import ComfyExtension, io
-
 from . import base_source, dataset, memory, precision, refiner, training_options
+from .host.api import ComfyExtension, io
 from .host.paths import register_model_folder
 
 __all__ = ["comfy_entrypoint"]

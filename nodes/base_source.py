@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from comfy_api.latest import io
-
 from ..training.data.degrade import AMOUNTS, check_degradation
+from .host.api import io
 from .host.base_model import latent_scaling, sampler_names, scheduler_names
 from .host.building.recipe import folder_state
 from .host.building.sources import DegradeBase, LatentBase, PairBase, SampleBase

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from comfy_api.latest import io, ui
 
 from .base_source import BaseType, folder_fingerprint
+from .host.api import io, ui
 from .host.building.build import build_dataset
 from .host.building.contact_sheet import as_image
 from .host.building.recipe import built_datasets

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from comfy_api.latest import io, ui
 
 from ..training.refiner.unet import PRESETS
+from .host.api import io, ui
 from .host.paths import list_refiners
 from .host.refiner_choice import NO_FILES, choose_refiner, fingerprint_refiner
 from .host.refiner_model import add_base, load_refiner_model, own_sigmas

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from comfy_api.latest import io
-
 from ...training.memory.estimate import DTYPES
 from ...training.memory.models import PRESETS
+from ..host.api import io
 from ..host.memory_estimate import (
     attention_memory,
     chart_image,

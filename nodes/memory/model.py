@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from comfy_api.latest import io
-
+from ..host.api import io
 from ..host.memory_estimate import (
     memory_fingerprint,
 )

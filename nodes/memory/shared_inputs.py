@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from comfy_api.latest import io, ui
-
 from ...training.memory.attention import BACKENDS
 from ...training.memory.estimate import SIZES
 from ...training.memory.models import LARGEST_SIDE
 from ..host.absent import absent
+from ..host.api import io, ui
 from ..host.columns import keep_columns
 from ..host.memory_estimate import CUSTOM, columns_image
 from ..host.schema import declare

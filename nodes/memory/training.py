@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from comfy_api.latest import io
-
 from ...training.config import MOST_RANK
 from ...training.memory.optimizers import LAYOUTS, OPTIMIZERS
 from ...training.memory.training_estimate import PRECISIONS
 from ...training.memory.training_trace import ATTENTION, NETWORKS
+from ..host.api import io
 from ..host.memory_estimate import (
     memory_fingerprint,
     training_memory,

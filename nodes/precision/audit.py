@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from comfy_api.latest import io, ui
-
 from ...training.precision.dtypes import AUDITED
+from ..host.api import io, ui
 from ..host.schema import declare, node_schema
 from .plan_type import PrecisionPlanType
 

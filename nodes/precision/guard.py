@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from comfy_api.latest import io, ui
-
 from ...training.errors import BadInput
 from ..host.absent import absent
+from ..host.api import io, ui
 from ..host.precision.guard import ON_NAN, STOP, Guard
 from ..host.precision.guard_clip import guard_clip
 from ..host.precision.guard_model import guard_model

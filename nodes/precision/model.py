@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from comfy_api.latest import io, ui
-
 from ...training.precision.dtypes import COMPUTE, DTYPES
 from ...training.precision.settle import AUTO, DEFAULT
+from ..host.api import io, ui
 from ..host.precision.model import Keep, select_model_precision
 from ..host.schema import declare, node_schema
 

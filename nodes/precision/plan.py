@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from comfy_api.latest import io, ui
-
 from ...training.errors import BadInput
 from ...training.precision.presets import PRESETS, preset_plan
 from ..host.absent import absent
+from ..host.api import io, ui
 from ..host.columns import keep_columns
 from ..host.precision.plan import apply_plan, device_of
 from ..host.schema import check_choice, declare, node_schema

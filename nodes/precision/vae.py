@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from comfy_api.latest import io, ui
-
 from ...training.precision.dtypes import COMPUTE
 from ...training.precision.settle import AUTO, DEFAULT
+from ..host.api import io, ui
 from ..host.precision.vae import SelectedVAE, select_vae_precision
 from ..host.precision.vae_file import NO_FILES, fingerprint_vae_file, list_vae_files, load_vae_precisely
 from ..host.schema import declare, node_schema
