@@ -20,7 +20,7 @@ from statistics import median
 from benchmarks.results import machine, report, spread, table
 from tests.host.server import PACK, PACK_NAME, HostServer
 
-GOAL = 0.3  # seconds
+GOAL = 0.2  # seconds
 HOST = Path(os.environ.get("REF2V_HOST") or os.environ.get("COMFYUI_PATH") or PACK / ".dev" / "host" / "ComfyUI")
 
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from comfy_api.latest import io
-
 from ..training.data.degrade import AMOUNTS, check_degradation
-from .host.base_model import latent_scaling, sampler_names, scheduler_names
-from .host.building.recipe import folder_state
-from .host.building.sources import DegradeBase, LatentBase, PairBase, SampleBase
-from .host.checkpoint_keys import check_checkpoint, loaded_from
-from .host.clip import check_conditioning
+from .host.api import io, loading
+from .host.base_model import sampler_names, scheduler_names
 from .host.paths import resolve_inside
 from .host.schema import check_choice, declare, node_schema
 
@@ -63,6 +58,8 @@ class Ref2VDegradeBase(io.ComfyNode):
 
     @classmethod
     def execute(cls, kind: str, amount: float) -> io.NodeOutput:
+        with loading(cls):
+            from .host.building.sources import DegradeBase
         check_degradation(kind, amount)
         return io.NodeOutput(DegradeBase(kind, float(amount)))
 
@@ -143,6 +140,11 @@ class Ref2VSampleBase(io.ComfyNode):
         positive: list | None = None,
         negative: list | None = None,
     ) -> io.NodeOutput:
+        with loading(cls):
+            from .host.base_model import latent_scaling
+            from .host.building.sources import SampleBase
+            from .host.checkpoint_keys import check_checkpoint, loaded_from
+            from .host.clip import check_conditioning
         check_choice("sampler_name", sampler_name, sampler_names())
         check_choice("scheduler", scheduler, scheduler_names())
         prompt, here = cls.hidden.dynprompt, cls.hidden.unique_id
@@ -190,6 +192,8 @@ class Ref2VPairBase(io.ComfyNode):
 
     @classmethod
     def execute(cls, before_folder: str) -> io.NodeOutput:
+        with loading(cls):
+            from .host.building.sources import PairBase
         return io.NodeOutput(PairBase(resolve_inside(before_folder, "before_folder")))
 
 
@@ -216,6 +220,8 @@ class Ref2VLatentBase(io.ComfyNode):
 
     @classmethod
     def execute(cls, target: dict, base_latent: dict) -> io.NodeOutput:
+        with loading(cls):
+            from .host.building.sources import LatentBase
         return io.NodeOutput(LatentBase(target, base_latent))
 
 
@@ -226,6 +232,8 @@ def folder_fingerprint(folder: str | None, kind: str) -> object:
         return float("nan")
     if not folder.strip():
         return ""
+    from .host.building.recipe import folder_state
+
     return folder_state(resolve_inside(folder, kind))
 
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-import torch
-from comfy_api.latest import io, ui
+from typing import TYPE_CHECKING
 
 from .base_source import BaseType, folder_fingerprint
-from .host.building.build import build_dataset
-from .host.building.contact_sheet import as_image
-from .host.building.recipe import built_datasets
-from .host.building.request import BuildRequest
-from .host.building.sources import BaseSource
-from .host.checkpoint_keys import check_checkpoint, loaded_from, refuse_empty_link
+from .host.api import io, loading, ui
 from .host.paths import check_name, resolve_inside
-from .host.progress import NodeProgress
 from .host.schema import check_choice, declare, node_schema
+
+if TYPE_CHECKING:
+    import torch
+
+    from .host.building.sources import BaseSource
 
 __all__ = ["NODES"]
 
@@ -152,6 +149,8 @@ class Ref2VBuildRefinerDataset(io.ComfyNode):
     @classmethod
     def fingerprint_inputs(cls, name: str | None = "", folder: str | None = "", **_: object) -> object:
         """Runs again when pictures or captions changed, or when datasets of this name came or went."""
+        from .host.building.recipe import built_datasets
+
         state = folder_fingerprint(folder, "folder")
         return state if state != state or name is None else [state, built_datasets(name)]
 
@@ -173,6 +172,12 @@ class Ref2VBuildRefinerDataset(io.ComfyNode):
         seed: int = 0,
         plan_only: bool = False,
     ) -> io.NodeOutput:
+        with loading(cls):
+            from .host.building.build import build_dataset
+            from .host.building.contact_sheet import as_image
+            from .host.building.request import BuildRequest
+            from .host.checkpoint_keys import check_checkpoint, loaded_from, refuse_empty_link
+            from .host.progress import NodeProgress
         prompt, here = cls.hidden.dynprompt, cls.hidden.unique_id
         check_choice("crop", crop, _CROPS)
         refuse_empty_link(prompt, here, "clip", clip)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from comfy_api.latest import io, ui
 
 from ..training.refiner.unet import PRESETS
+from .host.api import io, loading, ui
 from .host.paths import list_refiners
-from .host.refiner_choice import NO_FILES, choose_refiner, fingerprint_refiner
-from .host.refiner_model import add_base, load_refiner_model, own_sigmas
-from .host.refiner_training import GO_ON, START_OVER, fingerprint, train_refiner
+from .host.refiner_choice import GO_ON, NO_FILES, START_OVER, choose_refiner, fingerprint_refiner
 from .host.schema import declare, node_schema
 
 __all__ = ["NODES"]
@@ -129,10 +127,14 @@ class Ref2VTrainRefiner(io.ComfyNode):
     def fingerprint_inputs(
         cls, run_name: str | None = None, dataset: str | None = None, options: str | None = None, **constants: Any
     ) -> str:
+        from .host.refiner_training import fingerprint
+
         return fingerprint(run_name, dataset, options, **constants)
 
     @classmethod
     def execute(cls, if_run_exists: str, **inputs: Any) -> io.NodeOutput:
+        with loading(cls):
+            from .host.refiner_training import train_refiner
         trained = train_refiner(cls.hidden.unique_id, if_run_exists, **inputs)
         shown = {**ui.PreviewImage(trained.loss, cls=cls).as_dict(), **ui.PreviewText(trained.message).as_dict()}
         return io.NodeOutput(trained.path, trained.report, trained.loss, ui=shown)
@@ -203,6 +205,8 @@ class Ref2VLoadRefiner(io.ComfyNode):
 
     @classmethod
     def execute(cls, refiner: str, strength: float, path: str | None = None) -> io.NodeOutput:
+        with loading(cls):
+            from .host.refiner_model import load_refiner_model
         return io.NodeOutput(*load_refiner_model(choose_refiner(refiner, path), strength))
 
 
@@ -232,6 +236,8 @@ class Ref2VConditionRefiner(io.ComfyNode):
 
     @classmethod
     def execute(cls, conditioning: list[Any], base: dict[str, torch.Tensor]) -> io.NodeOutput:
+        with loading(cls):
+            from .host.refiner_model import add_base
         return io.NodeOutput(add_base(conditioning, base))
 
 
@@ -251,6 +257,8 @@ class Ref2VGetRefinerSigmas(io.ComfyNode):
 
     @classmethod
     def execute(cls, model: Any) -> io.NodeOutput:
+        with loading(cls):
+            from .host.refiner_model import own_sigmas
         return io.NodeOutput(own_sigmas(model))
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from comfy_api.latest import io
-
 from ..training.config import MOST_RANK
 from ..training.optim.adamw import Moments, Rounding
 from ..training.options import build_options, default_of
+from .host.api import io
 from .host.schema import declare, node_schema
 
 __all__ = ["NODES"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from comfy_execution.graph_utils import ExecutionBlocker
-
 __all__ = ["absent"]
 
 
@@ -14,4 +12,6 @@ def absent(sentence: str) -> Any:
 
     None would come out as an error of that node's own, such as an attribute that 'NoneType' has not.
     """
+    from comfy_execution.graph_utils import ExecutionBlocker  # so that a host without it loads the nodes all the same
+
     return ExecutionBlocker(sentence)

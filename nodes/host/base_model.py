@@ -12,7 +12,6 @@ import comfy.utils
 import torch
 
 from ...training.errors import BadInput
-from .precision.model import model_precision
 from .weights import hash_weights
 
 __all__ = [
@@ -48,6 +47,8 @@ def model_parameters(model: Any) -> int:
 
 def model_fingerprint(model: Any) -> str:
     """Hex digest of the model's kind, weights (sampled, LoRA patches included) and what a selector chose for it."""
+    from .precision.model import model_precision  # the list of samplers does without
+
     digest = hashlib.sha256(model_name(model).encode() + model_precision(model).encode())
     hash_weights(digest, model)
     return digest.hexdigest()

@@ -11,7 +11,7 @@ import torch
 
 from ...training.errors import BadInput
 from ...training.memory.chart import attention_chart, columns_chart
-from ...training.memory.estimate import GIB, SIZES, AttentionEstimate, estimate_attention
+from ...training.memory.estimate import CUSTOM, GIB, SIZES, AttentionEstimate, estimate_attention
 from ...training.memory.machine import Machine, planned_machine
 from ...training.memory.models import PRESETS
 from ...training.memory.training_estimate import TrainingEstimate, TrainingQuestion, estimate_training
@@ -27,8 +27,6 @@ __all__ = [
     "memory_fingerprint",
     "training_memory",
 ]
-
-CUSTOM = "custom"
 
 _BACKENDS = {
     "attention_basic": "basic",

@@ -1,4 +1,4 @@
-"""Which refiner file a Load Refiner node means: its list, or the path that is linked to it."""
+"""What a person chooses among refiners and runs: the file that Load Refiner means, a list or the path linked to it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 from ...training.errors import BadInput
 from .paths import MODEL_FOLDER, list_refiners, refiner_file, resolve_inside
 
-__all__ = ["NO_FILES", "choose_refiner", "fingerprint_refiner", "start_file"]
+__all__ = ["GO_ON", "NO_FILES", "START_OVER", "choose_refiner", "fingerprint_refiner", "start_file"]
 
+GO_ON, START_OVER = "reuse or resume", "start over"  # Train Refiner, where a run of that name is there already
 NO_FILES = "(no files yet: link a path)"  # an empty list would be drawn as a widget that cannot be clicked
 
 

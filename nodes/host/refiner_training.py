@@ -26,14 +26,13 @@ from ...training.run import RunResult, train
 from ...training.run_folder import REFINER, RunFolder
 from .paths import resolve_inside, run_folder
 from .progress import NodeProgress, interrupted, stop_as_interrupted
-from .refiner_choice import start_file
+from .refiner_choice import GO_ON, START_OVER, start_file
 
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["GO_ON", "START_OVER", "Trained", "fingerprint", "train_refiner"]
+__all__ = ["Trained", "fingerprint", "train_refiner"]
 
-GO_ON, START_OVER = "reuse or resume", "start over"
 
 # Fields of the configuration that have an input of their own on the node; two places for one thing would hide one.
 _OWN_INPUTS = {

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from comfy_api.latest import io
-
 from ...training.errors import BadInput
+from .api import io
 
 __all__ = ["check_choice", "declare", "describe", "node_schema"]
 

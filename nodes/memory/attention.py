@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from comfy_api.latest import io
-
 from ...training.memory.estimate import DTYPES
 from ...training.memory.models import PRESETS
-from ..host.memory_estimate import (
-    attention_memory,
-    chart_image,
-    memory_fingerprint,
-)
+from ..host.api import io, loading
 from ..host.schema import declare, node_schema
 from .shared_inputs import attention_inputs, batch_inputs, memory_input, shown, size_inputs
 
@@ -90,10 +84,14 @@ class Ref2VEstimateAttentionMemory(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, memory_gib: float | None = None, **constants: Any) -> str:
+        from ..host.memory_estimate import memory_fingerprint
+
         return memory_fingerprint(memory_gib)
 
     @classmethod
     def execute(cls, **inputs: Any) -> io.NodeOutput:
+        with loading(cls):
+            from ..host.memory_estimate import attention_memory, chart_image
         estimate = attention_memory(**inputs)
         numbers = (estimate.attention.total, estimate.latent_bytes, estimate.tokens, *estimate.fitting)
         return shown(cls, estimate, *numbers, chart=chart_image(estimate))

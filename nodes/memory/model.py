@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from comfy_api.latest import io
-
-from ..host.memory_estimate import (
-    memory_fingerprint,
-)
+from ..host.api import io, loading
 from ..host.schema import declare, node_schema
 from .shared_inputs import attention_inputs, batch_inputs, memory_input, shown, size_inputs
 
@@ -96,12 +92,14 @@ class Ref2VEstimateModelMemory(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, memory_gib: float | None = None, **constants: Any) -> str:
+        from ..host.memory_estimate import memory_fingerprint
+
         return memory_fingerprint(memory_gib)
 
     @classmethod
     def execute(cls, **inputs: Any) -> io.NodeOutput:
-        from ..host.model_memory import model_memory  # with what it traces, too much for the host's boot
-
+        with loading(cls):
+            from ..host.model_memory import model_memory
         estimate = model_memory(**inputs)
         numbers = (estimate.total, estimate.weights, *estimate.largest_size)
         return shown(cls, estimate, *numbers, estimate.largest_batch, estimate.largest_frames)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from comfy_api.latest import io, ui
-
 from ...training.memory.attention import BACKENDS
-from ...training.memory.estimate import SIZES
+from ...training.memory.estimate import CUSTOM, SIZES
 from ...training.memory.models import LARGEST_SIDE
 from ..host.absent import absent
+from ..host.api import io, ui
 from ..host.columns import keep_columns
-from ..host.memory_estimate import CUSTOM, columns_image
 from ..host.schema import declare
 
 __all__ = ["attention_inputs", "batch_inputs", "memory_input", "shown", "size_inputs"]
@@ -90,6 +88,8 @@ def shown(node: type, estimate: Any, *numbers: int, chart: Any = None) -> io.Nod
 
     Where nothing fits, the size or number that would is no 0 to go on with: a node behind it is not run, and says why.
     """
+    from ..host.memory_estimate import columns_image
+
     chart = columns_image(estimate) if chart is None else chart
     report = keep_columns(estimate.report())
     on_node = {**ui.PreviewImage(chart, cls=node).as_dict(), **ui.PreviewText(report).as_dict()}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from comfy_api.latest import io, ui
-
 from ...training.precision.dtypes import AUDITED
+from ..host.api import io, loading, ui
 from ..host.schema import declare, node_schema
 from .plan_type import PrecisionPlanType
 
@@ -130,8 +129,8 @@ class Ref2VAuditPrecision(io.ComfyNode):
         image: Any = None,
         positive: Any = None,
     ) -> io.NodeOutput:
-        from ..host.precision.audit import audit_precision  # with what it measures, too much for the host's boot
-
+        with loading(cls):
+            from ..host.precision.audit import audit_precision
         found = audit_precision(
             model,
             clip,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from comfy_api.latest import io, ui
-
 from ...training.precision.dtypes import COMPUTE, DTYPES
 from ...training.precision.settle import AUTO, DEFAULT
-from ..host.precision.clip import ALL, ENCODERS, select_clip_precision
+from ..host.api import io, loading, ui
+from ..host.precision.clip import ALL, ENCODERS
 from ..host.schema import declare, node_schema
 
 __all__ = ["NODES"]
@@ -79,6 +78,8 @@ class Ref2VSelectCLIPPrecision(io.ComfyNode):
 
     @classmethod
     def execute(cls, clip: Any, encoder: str, storage: str, compute: str) -> io.NodeOutput:
+        with loading(cls):
+            from ..host.precision.clip import select_clip_precision
         selected = select_clip_precision(clip, encoder, storage, compute)
         return io.NodeOutput(selected.clip, selected.report, ui=ui.PreviewText(selected.report).as_dict())
 

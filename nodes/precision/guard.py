@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from comfy_api.latest import io, ui
-
 from ...training.errors import BadInput
 from ..host.absent import absent
+from ..host.api import io, loading, ui
 from ..host.precision.guard import ON_NAN, STOP, Guard
-from ..host.precision.guard_clip import guard_clip
-from ..host.precision.guard_model import guard_model
-from ..host.precision.guard_vae import guard_vae
 from ..host.schema import check_choice, declare, node_schema
 
 __all__ = ["NODES"]
-
-_GUARDS = {"model": guard_model, "clip": guard_clip, "vae": guard_vae}
 
 
 class Ref2VGuardNaN(io.ComfyNode):
@@ -60,15 +54,20 @@ class Ref2VGuardNaN(io.ComfyNode):
 
     @classmethod
     def execute(cls, on_nan: str, model: Any = None, clip: Any = None, vae: Any = None) -> io.NodeOutput:
+        with loading(cls):
+            from ..host.precision.guard_clip import guard_clip
+            from ..host.precision.guard_model import guard_model
+            from ..host.precision.guard_vae import guard_vae
         check_choice("on_nan", on_nan, list(ON_NAN))
         given = {"model": model, "clip": clip, "vae": vae}
         if all(value is None for value in given.values()):
             raise BadInput("The NaN Guard has nothing to guard: connect a model, a clip or a vae.")
+        guards = {"model": guard_model, "clip": guard_clip, "vae": guard_vae}
         guard = Guard(on_nan, cls.hidden.unique_id)
         guarded = [
             absent(f"The NaN Guard got no {name}, so it has none to give: connect one to its input {name}.")
             if value is None
-            else _GUARDS[name](value, guard)
+            else guards[name](value, guard)
             for name, value in given.items()
         ]
         names = ", ".join(name for name, value in given.items() if value is not None)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from comfy_api.latest import io, ui
-
 from ...training.precision.dtypes import COMPUTE, DTYPES
 from ...training.precision.settle import AUTO, DEFAULT
-from ..host.precision.model import Keep, select_model_precision
+from ..host.api import io, loading, ui
 from ..host.schema import declare, node_schema
 
 __all__ = ["NODES"]
@@ -96,6 +94,8 @@ class Ref2VSelectModelPrecision(io.ComfyNode):
         keep_attention_softmax: bool,
         keep_layers: str,
     ) -> io.NodeOutput:
+        with loading(cls):
+            from ..host.precision.model import Keep, select_model_precision
         keep = Keep(keep_norms, keep_embeddings, keep_in_out, keep_attention_softmax, keep_layers)
         selected = select_model_precision(model, compute, storage, keep)
         return io.NodeOutput(selected.model, selected.report, ui=ui.PreviewText(selected.report).as_dict())

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from comfy_api.latest import io, ui
-
 from ...training.errors import BadInput
 from ...training.precision.presets import PRESETS, preset_plan
 from ..host.absent import absent
+from ..host.api import io, loading, ui
 from ..host.columns import keep_columns
-from ..host.precision.plan import apply_plan, device_of
 from ..host.schema import check_choice, declare, node_schema
 from .plan_type import PrecisionPlanType
 
@@ -68,6 +66,8 @@ class Ref2VApplyPrecisionPlan(io.ComfyNode):
 
     @classmethod
     def execute(cls, preset: str, model: Any = None, clip: Any = None, vae: Any = None, plan: Any = None):
+        with loading(cls):
+            from ..host.precision.plan import apply_plan, device_of
         given = {"model": model, "clip": clip, "vae": vae}
         if all(value is None for value in given.values()):
             raise BadInput("The Precision Plan has nothing to plan for: connect a model, a clip or a vae.")

@@ -1,6 +1,6 @@
 """The graph type of a precision plan: what Precision Audit gives and Precision Plan takes."""
 
-from comfy_api.latest import io
+from ..host.api import io
 
 __all__ = ["PrecisionPlanType"]
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from comfy_api.latest import io, ui
+from typing import TYPE_CHECKING, Any
 
 from ...training.precision.dtypes import COMPUTE
 from ...training.precision.settle import AUTO, DEFAULT
-from ..host.precision.vae import SelectedVAE, select_vae_precision
-from ..host.precision.vae_file import NO_FILES, fingerprint_vae_file, list_vae_files, load_vae_precisely
+from ..host.api import io, loading, ui
+from ..host.precision.vae_file import NO_FILES, fingerprint_vae_file, list_vae_files
 from ..host.schema import declare, node_schema
+
+if TYPE_CHECKING:
+    from ..host.precision.vae import SelectedVAE
 
 __all__ = ["NODES"]
 
@@ -71,6 +72,8 @@ class Ref2VSelectVAEPrecision(io.ComfyNode):
 
     @classmethod
     def execute(cls, vae: Any, encoder: str, decoder: str) -> io.NodeOutput:
+        with loading(cls):
+            from ..host.precision.vae import select_vae_precision
         return _selected(select_vae_precision(vae, encoder, decoder))
 
 
@@ -116,6 +119,8 @@ class Ref2VLoadVAE(io.ComfyNode):
 
     @classmethod
     def execute(cls, file: str, encoder: str, decoder: str) -> io.NodeOutput:
+        with loading(cls):
+            from ..host.precision.vae_file import load_vae_precisely
         return _selected(load_vae_precisely(file, encoder, decoder))
 
 

@@ -69,16 +69,22 @@ def test_the_training_core_knows_neither_the_host_nor_the_nodes():
 
 
 def test_only_nodes_host_touches_the_host():
-    """The nodes themselves see comfy_api (schemas), nodes/host and training, so a host change is mended in one room."""
+    """The nodes themselves see nodes/host and training, so a host change is mended in one room."""
     wrong = []
     for path in [ROOT / "__init__.py", *files("nodes")]:
         if (ROOT / "nodes" / "host") in path.parents:
             continue
         for line, name in imports(path):
             own = name.startswith(("nodes.", "training."))
-            if first(name) in HOST and not own or first(name).startswith("comfy") and first(name) != "comfy_api":
+            if first(name) in HOST and not own or first(name).startswith("comfy"):
                 wrong.append(shown(path, line, name))
     assert wrong == []
+
+
+def test_the_hosts_schema_api_is_imported_in_one_place():
+    users = {path.relative_to(ROOT).as_posix() for path in files("nodes") for _, name in imports(path)
+             if first(name) == "comfy_api"}  # fmt: skip
+    assert users == {"nodes/host/api.py"}
 
 
 def test_the_host_room_does_not_know_the_nodes_that_use_it():

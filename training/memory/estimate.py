@@ -11,7 +11,7 @@ from .attention import BACKENDS, MEASURED, Peak, attention_peak
 from .machine import GIB, Machine
 from .models import Latent, Layer, ModelShape
 
-__all__ = ["DTYPES", "SIZES", "AttentionEstimate", "estimate_attention", "in_words"]
+__all__ = ["CUSTOM", "DTYPES", "SIZES", "AttentionEstimate", "estimate_attention", "in_words"]
 
 DTYPES = {"fp32": 4, "bf16": 2, "fp16": 2}
 SIZES = {
@@ -20,6 +20,7 @@ SIZES = {
         (768, 768), (1344, 768), (768, 1344), (1366, 768), (1024, 1024), (512, 512), (832, 480), (1280, 720)
     )
 }  # fmt: skip
+CUSTOM = "custom"  # a size that is none of them
 MIB = 2**20
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import comfy.model_management
 import comfy.sd
@@ -13,8 +13,9 @@ import torch
 
 from ....training.errors import BadInput
 from ....training.precision.dtypes import dtype_name
-from .vae import SelectedVAE, remember_loader, select_vae_precision
-from .vae_halves import lacking_in_file
+
+if TYPE_CHECKING:
+    from .vae import SelectedVAE
 
 __all__ = ["NO_FILES", "fingerprint_vae_file", "list_vae_files", "load_vae_precisely"]
 
@@ -34,6 +35,9 @@ def load_vae_precisely(name: str, encoder: str, decoder: str) -> SelectedVAE:
 
     "default" is the dtype that the host's own loader would choose. Raises BadInput naming the file.
     """
+    from .vae import SelectedVAE, remember_loader, select_vae_precision  # not for the list of files alone
+    from .vae_halves import lacking_in_file
+
     path = _path(name)
     state, metadata = comfy.utils.load_torch_file(path, safe_load=True, return_metadata=True)
     if name.startswith(_CHECKPOINTS):
