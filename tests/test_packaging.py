@@ -38,7 +38,7 @@ def test_the_registry_finds_what_it_asks_for(project):
 
 
 def test_sources_hold_nothing_that_a_windows_console_cannot_show():
-    """A rule of the public checkers too (tests/host/test_public_checkers.py runs them): texts in other scripts are data."""
+    """A rule of the public checkers too, which run in --full. Texts in other scripts are data."""
     found = []
     for path in sorted(ROOT.rglob("*.py")):
         if any(part.startswith(".") for part in path.relative_to(ROOT).parts):
