@@ -26,6 +26,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from torch import autocast
 
 from benchmarks.problem import NO_VALIDATION, configure, make_latents
 from benchmarks.results import machine, report, spread, table
@@ -176,7 +177,7 @@ class RecipeLoop:
     def step(self) -> None:
         batch = next(self.batches)
         if self.accelerator is None:
-            with torch.autocast("cpu", torch.bfloat16, enabled=self.dtype is torch.bfloat16):
+            with autocast("cpu", torch.bfloat16, enabled=self.dtype is torch.bfloat16):
                 loss = self._loss(batch)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self.unet.parameters(), 1.0)

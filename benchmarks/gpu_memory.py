@@ -95,8 +95,8 @@ def _pass() -> Iterator[tuple[str, int, int]]:
     from training.refiner.unet import call_unet
 
     network = NETWORKS["SD1.5"]
-    net = network.build().to("cuda", torch.bfloat16)
     options = {"device": "cuda", "dtype": torch.bfloat16}
+    net = network.build().to(**options)
     for side in (64, 96):
 
         def work(side: int = side) -> object:
@@ -112,7 +112,7 @@ def _steps() -> Iterator[tuple[str, int, int]]:
     from training.memory.training_trace import NETWORKS, TracedTraining, attention_of, prepare, training_step
 
     network = NETWORKS["sd15-half"]
-    net, traced = network.build().cuda(), TracedTraining(network)
+    net, traced = network.build().to(device="cuda"), TracedTraining(network)
     for autocast in (None, torch.bfloat16):
         for checkpointing in (False, True):
 

@@ -50,7 +50,7 @@ def imported(log: str) -> dict[str, float]:
 def package_of(module: str) -> str:
     """The pack under its name (its module name is a path), everything else under its top package."""
     if PACK_NAME in module:
-        inside = module.partition(PACK_NAME)[2].lstrip(".")
+        inside = module.rpartition(PACK_NAME)[2].lstrip(".")
         return f"the pack: {'.'.join(inside.split('.')[:2]) or '__init__'}"
     return module.partition(".")[0]
 

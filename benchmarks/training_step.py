@@ -17,6 +17,7 @@ from itertools import cycle, islice
 from pathlib import Path
 
 import torch
+from torch import autocast
 from torch.nn import functional
 
 from benchmarks.problem import NO_VALIDATION, configure, demo_settings, make_pictures
@@ -60,7 +61,7 @@ class BareLoop:
         t = torch.rand(len(z), 1, 1, 1)
         x = (1 - t) * z + t * source
         context = torch.zeros(len(z), 1, self.plan.unet.context_dim)
-        with torch.autocast("cpu", self.plan.autocast or torch.bfloat16, enabled=self.plan.autocast is not None):
+        with autocast("cpu", self.plan.autocast or torch.bfloat16, enabled=self.plan.autocast is not None):
             output = self.net(torch.cat([x, b], 1), 1000 * t.flatten(), encoder_hidden_states=context).sample
         loss = functional.mse_loss(output.float(), (source - z) / c_v)
         self.optimizer.zero_grad()

@@ -50,6 +50,13 @@ def copy_pictures(folder: Path) -> int:
     return count
 
 
+def copy_asked_for(prompt: dict, folder: Path):
+    """Put the pictures that a workflow loads beside `folder`: the host offers only what lies in input/ itself."""
+    for entry in prompt.values():
+        if entry["class_type"] == "LoadImage":
+            shutil.copy2(folder / entry["inputs"]["image"], folder.parent)
+
+
 # -------------------------------------------------------------------------------------------------------- the workflows
 
 
@@ -145,6 +152,7 @@ def main():
     count = copy_pictures(BASE / "input" / PICTURES)
     print(f"{count} template pictures are in {BASE / 'input' / PICTURES}")
     train, refine = read_workflow("train_refiner"), read_workflow("refine")
+    copy_asked_for(refine, BASE / "input" / PICTURES)
     run = run_folder(train)
     shutil.rmtree(run, ignore_errors=True)  # a finished run would be reused, and here a person wants to see one trained
     with HostServer(Path(os.environ["REF2V_HOST"]), base=BASE, cpu=not has_gpu()) as host:

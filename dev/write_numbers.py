@@ -12,35 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-WORDS = {
-    "README.md": {
-        "text": (
-            "From `report.json` of `python3 dev.py demo`: {held_out} held-out pictures that come with ComfyUI, at a "
-            "third of their resolution; {train} pictures trained on, {parameters:.1f} million parameters, {epochs} "
-            "epochs = {steps} steps, {minutes:.1f} minutes on {device}. Means over the pictures:"
-        ),
-        "head": ("", "PSNR (dB, more is better)", "SSIM (more is better)", "spectrum distance (less is better)"),
-        "names": {"base": "base", "sharpening": "best fixed sharpening filter"},
-        "steps": "refiner, {}",
-        "cores": "{cores} CPU cores",
-        "after": (
-            "*Spectrum distance* sees missing detail; PSNR and SSIM do not, they reward softness. One step gives the "
-            "more faithful picture, eight steps the one with the right amount of detail."
-        ),
-    },
-    "README.zh.md": {
-        "text": (
-            "取自 `python3 dev.py demo` 的 `report.json`：{held_out} 张留出的图片（ComfyUI 自带），分辨率降到三分之一；"
-            "训练用 {train} 张，{ten_thousands:.0f} 万参数，{epochs} 轮共 {steps} 步，"
-            "在{device}上用时 {minutes:.1f} 分钟。各图片的平均值："
-        ),
-        "head": ("", "PSNR（dB，越高越好）", "SSIM（越高越好）", "频谱距离（越低越好）"),
-        "names": {"base": "基底", "sharpening": "最佳固定锐化滤波器"},
-        "steps": "精炼器，{} 步",
-        "cores": " {cores} 核 CPU ",
-        "after": ("*频谱距离*能看出细节的缺失，而 PSNR 和 SSIM 偏袒柔和的画面。一步更忠实，八步的细节量最合适。"),
-    },
-}
+# What is said around the numbers, by file. Not here: sources hold nothing that a Windows console cannot show.
+WORDS = json.loads((ROOT / "dev" / "numbers_words.json").read_text(encoding="utf-8"))
 
 
 def section(report: dict, words: dict) -> str:

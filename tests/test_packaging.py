@@ -35,3 +35,15 @@ def test_the_registry_finds_what_it_asks_for(project):
     accelerators = {"NVIDIA CUDA", "AMD ROCm", "Intel Arc", "Apple Metal"}  # the host's own list of known values
     lines = [line for line in project["project"]["classifiers"] if line.startswith("Environment ::")]
     assert lines and all(line.removeprefix("Environment :: GPU :: ") in accelerators for line in lines)
+
+
+def test_sources_hold_nothing_that_a_windows_console_cannot_show():
+    """A rule of the public checkers too, which run in --full. Texts in other scripts are data."""
+    found = []
+    for path in sorted(ROOT.rglob("*.py")):
+        if any(part.startswith(".") for part in path.relative_to(ROOT).parts):
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if line.encode("cp1252", "ignore").decode("cp1252") != line:
+                found.append(f"{path.relative_to(ROOT)}:{number}: {ascii(line.strip())}")
+    assert found == []

@@ -282,8 +282,8 @@ def _gains(measured: Evaluation) -> list[str]:
     told = []
     for name in ("psnr", "spectrum") if "psnr" in base else ("relative_residual", "spectrum"):
         where = (max if MEASURES[name].more_is_better else min)(refined, key=lambda row: refined[row][name])
-        told.append(f"{MEASURES[name].short} {base[name]:.2f} → {refined[where][name]:.2f} ({where})")
-    return ["Base → refiner, each at its best number of sampling steps: " + "; ".join(told)]
+        told.append(f"{MEASURES[name].short} {base[name]:.2f} \u2192 {refined[where][name]:.2f} ({where})")
+    return ["Base \u2192 refiner, each at its best number of sampling steps: " + "; ".join(told)]
 
 
 def _draw_table(axes, measured: Evaluation, title: str) -> None:

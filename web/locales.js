@@ -21,7 +21,7 @@ function translate(slot, name, field) {
 }
 
 app.registerExtension({
-  name: "Ref2V.Locales",
+  name: "ref2v.locales",
 
   async addCustomNodeDefs(definitions) {
     try {

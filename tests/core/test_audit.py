@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch.nn import Conv2d, LayerNorm, Linear
 
 from training.errors import BadInput
 from training.precision.audit import SAMPLE, Audit, audit_module, copy_in_dtype
@@ -33,7 +34,7 @@ class HandWrittenNorm(torch.nn.Module):
 class Attention(torch.nn.Module):
     def __init__(self, dim):
         super().__init__()
-        self.to_qkv = torch.nn.Linear(dim, 3 * dim)
+        self.to_qkv = Linear(dim, 3 * dim)
 
     def forward(self, x, scale=1.0):
         q, k, v = self.to_qkv(x).chunk(3, -1)
@@ -45,12 +46,12 @@ class Network(torch.nn.Module):
 
     def __init__(self, middle, dim=16):
         super().__init__()
-        self.first = torch.nn.Linear(dim, dim)
-        self.norm = torch.nn.LayerNorm(dim, eps=1e-8)
+        self.first = Linear(dim, dim)
+        self.norm = LayerNorm(dim, eps=1e-8)
         self.act = torch.nn.ReLU(inplace=True)
         self.middle = middle
         self.attention = Attention(dim)
-        self.last = torch.nn.Linear(dim, dim)
+        self.last = Linear(dim, dim)
 
     def forward(self, x):
         x = self.act(self.norm(self.first(x)))
@@ -154,7 +155,7 @@ class Loud(torch.nn.Module):
 
 def test_an_overflow_in_fp16_is_seen_in_the_fp32_run_alone():
     torch.manual_seed(0)
-    network = torch.nn.Sequential(torch.nn.Linear(16, 16), Loud(), torch.nn.LayerNorm(16))
+    network = torch.nn.Sequential(Linear(16, 16), Loud(), LayerNorm(16))
     audit = audit_module(network, (torch.randn(2, 8, 16),), ("bf16",))  # fp16 was not run at all
     loud = audit.layers["1"]
     assert loud.largest == pytest.approx(7e4) and loud.range_used() > 1
@@ -200,7 +201,7 @@ def test_what_does_not_run_alone_says_why():
 
     torch.manual_seed(0)
     audit = Audit(("bf16",))
-    network = torch.nn.Sequential(torch.nn.Linear(4, 4), Stubborn())
+    network = torch.nn.Sequential(Linear(4, 4), Stubborn())
     with torch.no_grad(), audit.reference(network):
         network(torch.randn(2, 4))
     assert audit.layers["1"].problems == {"bf16": "RuntimeError: only float32 is taken here"}
@@ -215,7 +216,7 @@ def test_hooks_are_gone_after_an_interruption():
         def forward(self, x):
             raise Stop
 
-    network = torch.nn.Sequential(torch.nn.Linear(4, 4), Stopping())
+    network = torch.nn.Sequential(Linear(4, 4), Stopping())
     with pytest.raises(Stop), Audit(("bf16",)).reference(network):
         network(torch.randn(2, 4))
     assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in network.modules())
@@ -223,7 +224,7 @@ def test_hooks_are_gone_after_an_interruption():
 
 def test_only_a_sample_of_a_large_output_is_kept_and_it_is_the_same_each_time():
     torch.manual_seed(0)
-    network, x = torch.nn.Sequential(torch.nn.Conv2d(3, 32, 3)), torch.randn(1, 3, 66, 66)
+    network, x = torch.nn.Sequential(Conv2d(3, 32, 3)), torch.randn(1, 3, 66, 66)
     found = []
     for seed in (0, 0, 1):
         audit = audit_module(network, (x,), ("bf16",), seed=seed)

@@ -8,6 +8,7 @@ import subprocess
 import pytest
 import torch
 from torch import nn
+from torch.nn import Linear
 from torch.optim.swa_utils import AveragedModel
 
 from tests.core.small_checkpoints import RUN, state, steps
@@ -297,7 +298,7 @@ def test_no_wrapper_leaves_its_prefix_in_a_checkpoint(folder):
             super().__init__()
             self._orig_mod = inner
 
-    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    net = nn.Sequential(Linear(3, 4), Linear(4, 2))
     bare = set(net.state_dict())
     parallel = AveragedModel(Compiled(nn.Sequential(net[0], Compiled(net[1]))))  # DDP too calls what it wraps `module`
     wrapped = dict(parallel.named_parameters())
@@ -331,7 +332,7 @@ def loop(net, optimizer, first, last):
 
 def fresh(**options):
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(3, 8), nn.SiLU(), nn.Linear(8, 2))
+    net = nn.Sequential(Linear(3, 8), nn.SiLU(), Linear(8, 2))
     kernels, others = [p for p in net.parameters() if p.ndim > 1], [p for p in net.parameters() if p.ndim <= 1]
     groups = [{"params": kernels, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     return net, torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.99), **options)

@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from torch import nn
+from torch import autocast, nn
+from torch.nn import Conv1d, Linear
 
 from training.precision.guard import FirstBadLayer, is_finite, tensors
 
@@ -16,7 +17,7 @@ class Block(nn.Module):
 
     def __init__(self, gain=1.0):
         super().__init__()
-        self.first, self.second, self.gain = nn.Linear(4, 4), nn.Linear(4, 4), gain
+        self.first, self.second, self.gain = Linear(4, 4), Linear(4, 4), gain
 
     def forward(self, x):
         return self.second(self.first(x) * self.gain + x)
@@ -26,7 +27,7 @@ class Network(nn.Module):
     def __init__(self, **gains):
         super().__init__()
         torch.manual_seed(0)
-        self.stem = nn.Conv1d(4, 4, 1)
+        self.stem = Conv1d(4, 4, 1)
         self.blocks = nn.ModuleList([Block(), Block(**gains)])
         self.act = nn.SiLU()
 
@@ -89,7 +90,7 @@ def test_a_container_that_spoils_its_own_result_is_named():
         def forward(self, x):
             return super().forward(x) - math.inf
 
-    network = nn.Sequential(nn.Linear(4, 4), Spoils(nn.Linear(4, 4)))
+    network = nn.Sequential(Linear(4, 4), Spoils(Linear(4, 4)))
     found = look(network, torch.ones(1, 4)).found
     assert (found.name, found.after, found.inside) == ("", "1.0", "1") and "Spoils" in str(found)
     assert "computes after layer 1.0, outside of any layer" in str(found)
@@ -108,7 +109,7 @@ def test_nan_from_finite_numbers_says_so():
 def test_what_autocast_does_is_said():
     network = Network()
     network.blocks[0].first.bias.data[0] = math.nan
-    with torch.autocast("cpu", torch.bfloat16):
+    with autocast("cpu", torch.bfloat16):
         found = look(network).found
     assert found.autocast
     assert str(found) == "layer blocks.0.first (Linear, bf16 by autocast): its weight blocks.0.first.bias holds NaN"
@@ -117,7 +118,7 @@ def test_what_autocast_does_is_said():
 def test_a_weight_that_its_cast_makes_infinite_is_named():
     network = Network()
     network.stem.weight.data[0, 0, 0] = 70000.0  # fits the fp32 that it is kept in
-    with torch.autocast("cpu", torch.float16):
+    with autocast("cpu", torch.float16):
         found = look(network).found
     assert found.overflowed
     said = f"layer stem (Conv1d, fp16 by autocast): its weight stem.weight reaches 7e+04, past {LIMIT}"
@@ -125,7 +126,7 @@ def test_a_weight_that_its_cast_makes_infinite_is_named():
 
 
 def test_a_weight_that_is_computed_belongs_to_the_layer_that_uses_it():
-    network = nn.Sequential(torch.nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)))
+    network = nn.Sequential(torch.nn.utils.parametrizations.weight_norm(Linear(4, 4)))
     network[0].parametrizations.weight.original0.data[0] = math.nan
     bad = look(network, torch.ones(1, 4))
     assert bad.name == "0" and bad.found.weight == "0.parametrizations.weight.original0"
@@ -133,7 +134,7 @@ def test_a_weight_that_is_computed_belongs_to_the_layer_that_uses_it():
 
 def test_layers_that_are_shared_without_being_registered_are_seen():
     network = Network()
-    alien = nn.Linear(4, 4)
+    alien = Linear(4, 4)
     alien.bias.data.fill_(math.nan)
     network.__dict__["act"] = alien
     del network._modules["act"]
@@ -144,7 +145,7 @@ def test_an_attention_mask_may_hold_infinity():
     class Masked(nn.Module):
         def __init__(self):
             super().__init__()
-            self.inner = nn.Linear(3, 3)
+            self.inner = Linear(3, 3)
 
         def forward(self, x, mask, *, bias=None):
             return self.inner(torch.softmax(x + mask, -1))

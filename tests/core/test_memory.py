@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from torch.nn import Linear
 
 from training.data.batches import BatchSource
 from training.data.shards import RefinerDataset
@@ -171,7 +172,7 @@ def test_a_long_run_keeps_few_samples():
 def a_thousand_steps(leak):
     """A small training loop under the real watch; `leak` gets each step's activations."""
     torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
+    net = torch.nn.Sequential(Linear(64, 64), torch.nn.ReLU(), Linear(64, 64))
     optimizer = torch.optim.AdamW(net.parameters(), fused=True)
     guard = LeakWatch(lambda: memory_of(CPU), tolerance=32 * MiB)
     for step in range(1, 1001):

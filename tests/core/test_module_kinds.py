@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import Conv2d, GroupNorm, LayerNorm, Linear
 
 from training.precision.module_kinds import EMBEDDINGS, IN_OUT, NORMS, find_modules, split_patterns
 from training.refiner.unet import build_unet, preset
@@ -23,10 +24,10 @@ class RMSNorm(nn.Module):
 class Network(nn.Module):
     def __init__(self):
         super().__init__()
-        self.time_embed = nn.Sequential(nn.Linear(4, 4), nn.SiLU(), nn.Linear(4, 4))
-        self.input_blocks = nn.ModuleList([TimestepEmbedSequential(nn.Conv2d(4, 4, 3)), nn.Linear(4, 4)])
-        self.middle = nn.ModuleDict({"norm": RMSNorm(), "attn2": nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4))})
-        self.out = nn.Sequential(nn.GroupNorm(2, 4), nn.SiLU(), nn.Conv2d(4, 4, 3))
+        self.time_embed = nn.Sequential(Linear(4, 4), nn.SiLU(), Linear(4, 4))
+        self.input_blocks = nn.ModuleList([TimestepEmbedSequential(Conv2d(4, 4, 3)), Linear(4, 4)])
+        self.middle = nn.ModuleDict({"norm": RMSNorm(), "attn2": nn.Sequential(LayerNorm(4), Linear(4, 4))})
+        self.out = nn.Sequential(GroupNorm(2, 4), nn.SiLU(), Conv2d(4, 4, 3))
 
 
 def test_norms_are_found_by_class_also_those_written_by_hand():
@@ -55,7 +56,7 @@ def test_patterns_find_by_name_and_say_what_they_miss():
 
 
 def test_a_kind_that_a_network_lacks_is_missing():
-    assert find_modules(nn.Sequential(nn.Linear(2, 2)), [NORMS, EMBEDDINGS]).missing == (NORMS, EMBEDDINGS)
+    assert find_modules(nn.Sequential(Linear(2, 2)), [NORMS, EMBEDDINGS]).missing == (NORMS, EMBEDDINGS)
 
 
 @pytest.mark.parametrize("text", ["", " ,\n, "])

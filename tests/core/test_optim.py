@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.nn import Linear
 
 from training.memory.meter import StorageMeter
 from training.optim.ema import EMA, ema_decay
@@ -39,7 +40,7 @@ def test_the_average_follows_young_weights_fast_and_old_ones_slowly():
 
 
 def test_the_average_equals_a_series_worked_out_by_hand():
-    net = nn.Linear(1, 1, bias=False)
+    net = Linear(1, 1, bias=False)
     nn.init.constant_(net.weight, 5.0)
     ema = EMA(net, 0.3)
     expected = 5.0
@@ -52,7 +53,7 @@ def test_the_average_equals_a_series_worked_out_by_hand():
 
 
 def test_the_average_is_a_network_of_its_own_in_float32():
-    net = nn.Linear(2, 2).bfloat16()
+    net = Linear(2, 2).bfloat16()
     ema = EMA(net, 0.9)
     assert {p.dtype for p in ema.net.parameters()} == {torch.float32}
     assert not any(p.requires_grad for p in ema.net.parameters()) and not ema.net.training
@@ -67,10 +68,10 @@ def test_the_average_is_a_network_of_its_own_in_float32():
 
 def test_a_restored_average_goes_on_as_if_never_stopped():
     torch.manual_seed(0)
-    net = nn.Linear(3, 3)
+    net = Linear(3, 3)
     ema = EMA(net, 0.9)
     ema.update(0)
-    copy = EMA(nn.Linear(3, 3), 0.9)
+    copy = EMA(Linear(3, 3), 0.9)
     copy.load_state_dict({k: t.clone() for k, t in ema.state_dict().items()})
     copy._live = list(net.parameters())
     with torch.no_grad():
@@ -80,7 +81,7 @@ def test_a_restored_average_goes_on_as_if_never_stopped():
 
 
 def test_the_average_of_bf16_weights_needs_one_float32_copy_at_a_time():
-    net = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(8))).bfloat16()
+    net = nn.Sequential(*(Linear(64, 64, bias=False) for _ in range(8))).bfloat16()
     ema = EMA(net, 0.9)
     with StorageMeter(*net.parameters(), *ema.net.parameters()) as meter:
         held = meter.live

@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 from torch import nn
+from torch.nn import Linear
 
 from training.checkpoint import load_newest
 from training.config import HealthConfig
@@ -148,7 +149,7 @@ class Layered(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.middle, self.last = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 1)
+        self.first, self.middle, self.last = Linear(3, 3), Linear(3, 3), Linear(3, 1)
         self.factor = 1.0
 
     def forward(self, x):

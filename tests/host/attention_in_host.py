@@ -6,6 +6,7 @@
 import contextlib
 
 from in_host import comfy, pack, refusal, torch, write_results  # boots the host
+from torch.nn import Linear
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 host_attention = comfy.ldm.modules.attention
@@ -136,7 +137,7 @@ def check_presets():
 def check_unreadable():
     """What is said of networks that cannot be read."""
     read = pack("nodes.host.model_shapes").network_shape
-    return refusal(lambda: read(torch.nn.Linear(2, 2), "Mochi", 12, 8))
+    return refusal(lambda: read(Linear(2, 2), "Mochi", 12, 8))
 
 
 def check_sequence():

@@ -7,6 +7,7 @@ import gc
 import weakref
 
 from in_host import error, pack, refusal, torch, write_results  # boots the host
+from torch.nn import Linear
 
 # isort: split
 from clip_families import FAMILIES, host_clip, tokens_of  # noqa: E402
@@ -230,7 +231,7 @@ def what_is_refused():
     layer = quantized.cond_stage_model.clip_l.transformer.text_projection
     layer.weight = Packed(layer.weight.data, requires_grad=False)
     scaled.cond_stage_model.clip_l.transformer.scaled_fp8 = torch.nn.Parameter(torch.zeros(0), requires_grad=False)
-    unknown.cond_stage_model = torch.nn.Linear(2, 2)
+    unknown.cond_stage_model = Linear(2, 2)
     flux = host_clip("Flux")
     return {
         "empty": refusal(lambda: select(Empty(), "all", "bf16")),

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from in_host import WANTED, comfy, pack, refusal, sample, torch, write_results  # boots the host
+from torch.nn import Linear
 
 comfy_attention = comfy.ldm.modules.attention
 StorageMeter = pack("training.memory.meter").StorageMeter
@@ -271,13 +272,13 @@ def check_untouched():
     answer = estimates.model_memory(model, memory_gib=4.0, **options)
     after = {key: (id(value), value.sum().item()) for key, value in model.model.state_dict(keep_vars=True).items()}
     same = before == after and attributes == {name: set(part.__dict__) for name, part in model.model.named_modules()}
-    odd = SimpleNamespace(model=SimpleNamespace(diffusion_model=torch.nn.Linear(2, 2), model_config=None))
+    odd = SimpleNamespace(model=SimpleNamespace(diffusion_model=Linear(2, 2), model_config=None))
     return {
         "same": same,
         "report": answer.report(),
         "patches": [row.size for row in answer.parts["LoRA"]],
         "refused": refusal(lambda: traced.TracedModel(odd, [], 77)),
-        "control": refusal(lambda: estimates._controls(SimpleNamespace(control_model=torch.nn.Linear(2, 2)))),
+        "control": refusal(lambda: estimates._controls(SimpleNamespace(control_model=Linear(2, 2)))),
     }
 
 

@@ -92,7 +92,7 @@ def check_config():
 def check_names():
     names = [
         "a run-1_b.c",
-        "图片",
+        "\u56fe\u7247",
         "",
         " ",
         "a/b",

@@ -6,6 +6,7 @@ Everything is tiny, in float32, on the CPU. See in_host.py for how it is run.
 from pathlib import Path
 
 from in_host import WORK, comfy, error, pack, refusal, sample, torch, write_results  # boots the host
+from torch.nn import Linear
 
 model_module = pack("nodes.host.refiner_model")
 flow = pack("training.refiner.flow")
@@ -204,7 +205,7 @@ def check_sigmas():
         "dtype": str(sigmas.dtype),
         "simple": (sigmas - simple).abs().max().item(),
         "samples": error(custom, sample(model, conditioning, base)),
-        "other model": refusal(lambda: model_module.own_sigmas(torch.nn.Linear(1, 1))),
+        "other model": refusal(lambda: model_module.own_sigmas(Linear(1, 1))),
     }
 
 

@@ -94,6 +94,6 @@ def test_every_node_has_a_help_page_that_knows_its_inputs(host, nodes, language)
         page = host.request(f"/extensions/{PACK_NAME}/docs/{name}/{language}.md").decode("utf-8")
         assert page.startswith(f"# {entry['display_name']}\n")
         for described in entry["inputs"].values():
-            parts = re.split(r"\W+", described["name"])  # "“之前”文件夹" is named in other words
+            parts = re.split(r"\W+", described["name"])  # the Chinese for "before folder" has quotation marks
             assert all(part.lower() in page.lower() for part in parts), f"{name}: {described['name']}"
     assert sorted(nodes) == sorted(folder.name for folder in (PACK / "web" / "docs").iterdir())

@@ -53,7 +53,7 @@ def test_the_owner_of_the_machine_can_allow_a_root(results):
 
 def test_names_that_no_folder_can_have_are_refused(results):
     passed = [name for name, said in results["names"].items() if said == "PASSED"]
-    assert passed == ["a run-1_b.c", "图片"]
+    assert passed == ["a run-1_b.c", "\u56fe\u7247"]
     assert not [said for said in results["names"].values() if said.startswith("NOT A SENTENCE")]
 
 

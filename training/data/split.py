@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -24,10 +25,17 @@ MOST_SIBLINGS = 8
 
 
 def perceptual_hash(picture: Tensor) -> str:
-    """The 64-bit pHash of [3, H, W] in [0, 1], as 16 hex digits (ImageHash's `phash`)."""
-    import imagehash
+    """The 64-bit pHash of [3, H, W] in [0, 1], as 16 hex digits.
 
-    return str(imagehash.phash(Image.fromarray(to_uint8(picture))))
+    The picture at 32 x 32 pixels in grey; of its cosine transform the 8 x 8 lowest frequencies, row by row: a 1 for
+    each above their median. The same bits as ImageHash's `phash`.
+    """
+    from scipy.fft import dct
+
+    small = Image.fromarray(to_uint8(picture)).convert("L").resize((32, 32), Image.Resampling.LANCZOS)
+    low = dct(dct(np.asarray(small, dtype=np.float64), axis=0), axis=1)[:8, :8]
+    bits = (low > np.median(low)).flatten()
+    return f"{int(''.join('01'[bit] for bit in bits.tolist()), 2):016x}"
 
 
 def group_of(name: str) -> str:

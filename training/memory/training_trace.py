@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import autocast as torch_autocast
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..config import LoRAConfig
@@ -198,7 +199,7 @@ def training_step(
     e = torch.randn_like(z)
     x = flow.state(z, b, e, t, 1.0)
     seen = b if network.refiner else b[:, :0]
-    with torch.autocast(z.device.type, autocast or torch.bfloat16, enabled=autocast is not None):
+    with torch_autocast(z.device.type, autocast or torch.bfloat16, enabled=autocast is not None):
         cast = {name: each.to(weights) for name, each in more.items()}
         output = call_unet(net, x.to(weights), seen.to(weights), t, **cast)
     flow.loss_per_sample(output, flow.velocity(z, b, e, 1.0), 1.0).mean().backward()

@@ -88,18 +88,19 @@ class PictureError:
 def compare_pictures(picture: Tensor, reference: Tensor) -> PictureError:
     """[N, H, W, 3] pictures in [0, 1] (sRGB), the mean over N; colour_99 over all pixels.
 
-    CIEDE2000 as Sharma, Wu & Dalal 2005 give it (scikit-image); the spectrum is that of training/metrics.py.
+    CIEDE2000 as Sharma, Wu & Dalal 2005 give it; the spectrum is that of training/metrics.py.
     """
     import numpy
-    from skimage.color import deltaE_ciede2000, rgb2lab
+
+    from .colour import ciede2000, lab_of_rgb
 
     if not torch.isfinite(picture).all():
         return PictureError.broken()
     picture, reference = (x[..., :3].detach().float().cpu().clamp(0, 1) for x in (picture, reference))
     colours, chromas, psnrs, ssims, noise, own = [], [], [], [], 0.0, 0.0
     for low, fine in zip(picture, reference, strict=True):
-        one, other = (rgb2lab(x.double().numpy()) for x in (low, fine))
-        colours.append(deltaE_ciede2000(other, one))
+        one, other = (lab_of_rgb(x.double().numpy()) for x in (low, fine))
+        colours.append(ciede2000(other, one))
         chromas.append(float((numpy.hypot(*numpy.moveaxis(one[..., 1:], -1, 0))).mean()))
         chromas[-1] -= float((numpy.hypot(*numpy.moveaxis(other[..., 1:], -1, 0))).mean())
         low, fine = low.movedim(-1, 0), fine.movedim(-1, 0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, autocast, nn
 
 from . import flow
 from .file import RefinerMeta, load_refiner
@@ -35,7 +35,7 @@ class Refiner:
 
     def output(self, x: Tensor, b: Tensor, t: Tensor, condition: dict[str, Tensor]) -> Tensor:
         """The network's raw answer v / c_v; condition: context [B, T, D] and, with pooled text, pooled and time_ids."""
-        cast = torch.autocast(x.device.type, self.autocast) if self.autocast else nullcontext()
+        cast = autocast(x.device.type, self.autocast) if self.autocast else nullcontext()
         with cast:
             return call_unet(self.net, x, b, t, **condition)
 

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, autocast, nn
 
 from ..refiner import flow
 from . import diffusion
@@ -28,7 +28,7 @@ class SDXLRefiner:
         condition: context [B, T, D], pooled [B, 1280] and time_ids [B, 4 or more] (unet.call).
         """
         sigma = diffusion.SIGMAS.to(x.device)[k]
-        cast = torch.autocast(x.device.type, self.autocast) if self.autocast else nullcontext()
+        cast = autocast(x.device.type, self.autocast) if self.autocast else nullcontext()
         with cast:
             return call(
                 self.net, diffusion.network_input(x, sigma), k, condition["context"], condition["pooled"],

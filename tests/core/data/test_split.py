@@ -1,12 +1,15 @@
 """No picture is trained on and tested on at once."""
 
+import imagehash
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from training.data.buckets import resize_and_crop
 from training.data.degrade import degrade
-from training.data.pictures import list_pictures, read_picture
+from training.data.pictures import list_pictures, read_picture, to_uint8
 from training.data.split import group_of, perceptual_hash, split
 from training.errors import BadInput
 
@@ -54,6 +57,14 @@ def test_a_hash_survives_what_keeps_a_picture_the_same(template_stills):
     for i in range(8):
         assert sides[f"original {i}.png"] == sides[f"copy {i}.png"]
     assert {side for _, side in sides.values()} == {"train", "held_out"}
+
+
+def test_the_hash_is_imagehashs_bit_for_bit(template_stills):
+    pictures = [read_picture(template_stills / name) for name in list_pictures(template_stills)[:24]]
+    pictures += [torch.full((3, 40, 30), value) for value in (0.0, 0.5, 1.0)]  # flat: all but one coefficient is 0
+    pictures += [torch.linspace(0, 1, 64).expand(3, 48, 64), torch.linspace(0, 1, 48)[:, None].expand(3, 48, 64)]
+    for picture in pictures:
+        assert perceptual_hash(picture) == str(imagehash.phash(Image.fromarray(to_uint8(picture))))
 
 
 def test_near_hashes_join_whole_groups():
