@@ -16,6 +16,7 @@ from ...training.memory.machine import Machine, planned_machine
 from ...training.memory.models import PRESETS
 from ...training.memory.training_estimate import TrainingEstimate, TrainingQuestion, estimate_training
 from .model_shapes import compute_dtype, read_model_shape
+from .selected_model import foreign_attention
 
 __all__ = [
     "CUSTOM",
@@ -41,7 +42,7 @@ _BACKENDS = {
 
 def host_backend(model: Any = None) -> str:
     """The backend that this host computes attention with. BadInput where it is one that we do not know."""
-    if model is not None and "optimized_attention_override" in model.model_options.get("transformer_options", {}):
+    if model is not None and foreign_attention(model) is not None:
         raise BadInput("backend: another node has replaced this model's attention; choose the backend that it uses.")
     name = getattr(host_attention.optimized_attention, "__name__", str(host_attention.optimized_attention))
     if name not in _BACKENDS:

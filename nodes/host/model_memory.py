@@ -23,11 +23,11 @@ from ...training.memory.model_estimate import (
 from ...training.memory.models import Latent
 from ...training.memory.phases import Phase
 from ...training.memory.trace import Trace
-from ...training.memory.weights import WeightRow, total_bytes, weight_rows
+from ...training.memory.weights import WeightRow, rows_of, total_bytes
 from ...training.precision.dtypes import dtype_name
 from .memory_estimate import CUSTOM, host_backend, host_machine
 from .model_shapes import compute_dtype, read_model_shape
-from .traced_model import TracedModel, TracedVAE
+from .traced_model import TracedModel, TracedVAE, named_weights
 from .vae import refuse_empty
 
 __all__ = ["batches_together", "model_memory"]
@@ -60,13 +60,13 @@ def model_memory(
     if vae is not None:
         refuse_empty(vae)
     controls = _controls(control_net)
-    parts = {"MODEL": weight_rows(model.model.diffusion_model)}
+    parts = {"MODEL": rows_of(named_weights(model.model.diffusion_model))}
     if controls:
-        parts["CONTROL_NET"] = weight_rows(control_net.control_model)
+        parts["CONTROL_NET"] = rows_of(named_weights(control_net.control_model))
     if clip is not None:
-        parts["CLIP"] = weight_rows(clip.cond_stage_model)
+        parts["CLIP"] = rows_of(named_weights(clip.cond_stage_model))
     if vae is not None:
-        parts["VAE"] = weight_rows(vae.first_stage_model)
+        parts["VAE"] = _vae_rows(vae)
     lora, remarks = _patches(model, clip)
     if lora:
         parts["LoRA"] = lora
@@ -80,14 +80,14 @@ def model_memory(
     half_math = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
 
     def phases_at(there: Latent, every: bool = False) -> tuple[Phase, ...]:
-        together = cfg and batches_together(model, there, machine)
+        together = cfg and batches_together(traced, there, machine)
         sampled = traced.trace(there, chosen, machine, cfg=together, half_math=half_math)
-        found = [Phase(SAMPLING, sampled, _host_sampling(model, there, together))]
+        found = [Phase(SAMPLING, sampled, _host_sampling(traced, there, together))]
         if traced_vae is not None:
             found += _vae_phases(traced_vae, there, shape.vae, machine, half_math, every)
         return tuple(found)
 
-    together = batches_together(model, latent, machine)
+    together = batches_together(traced, latent, machine)
     if cfg and not together:
         remarks += (
             "ComfyUI will take positive and negative one after the other here: its own figure for both, times 1.5, is "
@@ -98,6 +98,12 @@ def model_memory(
         f"{chosen} (auto)" if backend == "auto" else chosen, machine, parts,
         phases_at(latent, every=True), remarks, phases_at,
     )  # fmt: skip
+
+
+def _vae_rows(vae: Any) -> tuple[WeightRow, ...]:
+    """The weights that come to the device with this VAE: where a half is shared, the host loads the source's whole."""
+    others = [other.model for other in vae.patcher.model_patches_models() if other is not vae.patcher]
+    return rows_of(weight for module in (vae.first_stage_model, *others) for weight in named_weights(module))
 
 
 def _controls(control_net: Any) -> list[Any]:
@@ -114,7 +120,9 @@ def _controls(control_net: Any) -> list[Any]:
 
 def batches_together(model: Any, latent: Latent, machine: Machine) -> bool:
     """Whether the host may put positive and negative into one batch: calc_cond_batch in comfy/samplers.py. Less than
-    `machine.free` is free then (weights), so it may still decide otherwise, and need less."""
+    `machine.free` is free then (weights), so it may still decide otherwise, and need less.
+
+    model: a TracedModel; or a MODEL, which answers for the clone of it that is loaded."""
     return _host_sampling(model, latent, True) * 1.5 < machine.free
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from comfy.ldm.wan.model import WanModel
 
 from ...training.errors import BadInput
 from ...training.memory.models import PRESETS, Level, ModelShape
+from .selected_model import computes_in, keeps_softmax
 
 __all__ = ["compute_dtype", "network_shape", "read_model_shape"]
 
@@ -26,7 +28,10 @@ def read_model_shape(model: Any) -> ModelShape:
     kind = type(latent_format).__name__
     ratio = getattr(latent_format, "spacial_downscale_ratio", None) or _RATIOS.get(kind, 8)  # [sic]
     name = type(model.model.model_config).__name__
-    return network_shape(model.model.diffusion_model, name, latent_format.latent_channels, int(ratio))
+    shape = network_shape(model.model.diffusion_model, name, latent_format.latent_channels, int(ratio))
+    if keeps_softmax(model):
+        shape = replace(shape, levels=tuple(replace(level, upcast=True) for level in shape.levels))
+    return shape
 
 
 def network_shape(network: torch.nn.Module, name: str, channels: int, ratio: int) -> ModelShape:
@@ -59,7 +64,7 @@ def network_shape(network: torch.nn.Module, name: str, channels: int, ratio: int
 
 def compute_dtype(model: Any) -> str:
     """The dtype that the MODEL computes in: "fp32", "bf16" or "fp16". BadInput for another one."""
-    dtype = model.model.manual_cast_dtype or model.model.get_dtype()
+    dtype = computes_in(model)
     names = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
     if dtype not in names:
         raise BadInput(f"dtype: the connected model says that it computes in {dtype}; choose fp32, bf16 or fp16.")

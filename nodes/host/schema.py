@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 from ...training.errors import BadInput
@@ -42,7 +42,47 @@ def declare(factory: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def check_choice(name: str, value: Any, options: list[str]) -> None:
     """BadInput when a combo input got something else: older hosts compare with the lists of old-style nodes only."""
     if value not in options:
-        raise BadInput(f"{name} must be one of {', '.join(options)}; got {value!r}.")
+        raise BadInput(f"{name} must be one of {', '.join(map(str, options))}; got {value!r}.")
+
+
+def _check_choices(node: type) -> None:
+    """Have `node` compare what its combos were given with their lists before it works: older hosts do not do it, and
+    none does for what comes through a link.
+
+    A combo that the node's own `validate_inputs` names is left to the node, as the host leaves it.
+    """
+    inner = node.execute.__func__
+    if hasattr(inner, "ref2v_checks_choices"):  # the host asks for a schema more than once
+        return
+    left = set(inspect.signature(node.validate_inputs).parameters) if "validate_inputs" in node.__dict__ else set()
+
+    def check(cls: type, given: dict[str, Any]) -> None:
+        schema = cls.define_schema()  # lists of files grow meanwhile
+        for each in schema.inputs:
+            if not isinstance(each, io.Combo.Input) or each.id in left or given.get(each.id) is None:
+                continue
+            value = given[each.id]
+            several = isinstance(value, (list, tuple)) and (
+                schema.is_input_list or isinstance(each, io.MultiCombo.Input)
+            )
+            for one in value if several else [value]:
+                check_choice(each.id, one, each.options or [])
+
+    if inspect.iscoroutinefunction(inner):
+
+        @wraps(inner)
+        async def execute(cls: type, *args: Any, **inputs: Any) -> Any:
+            check(cls, inputs)
+            return await inner(cls, *args, **inputs)
+    else:
+
+        @wraps(inner)
+        def execute(cls: type, *args: Any, **inputs: Any) -> Any:
+            check(cls, inputs)
+            return inner(cls, *args, **inputs)
+
+    execute.ref2v_checks_choices = True
+    node.execute = classmethod(execute)
 
 
 def describe(node: type) -> str:
@@ -64,8 +104,10 @@ def node_schema(
     """Schema of the node class `node`; its docstring becomes the description.
 
     `more` may hold any keyword of any host version (`hidden`, `is_output_node`, `search_aliases`, ...); what this
-    host does not know is dropped. An id must not name both an input and an output: old hosts refuse that.
+    host does not know is dropped. An id must not name both an input and an output: old hosts refuse that. From then on
+    `node.execute` refuses what is in no list of its combos (`_check_choices`).
     """
+    _check_choices(node)
     return declare(
         io.Schema,
         node_id=node_id,

@@ -1,6 +1,7 @@
 """The host's networks on tensors without data: what a MODEL, a ControlNet or a VAE holds while it runs.
 
-A private twin of the network is traced (training/memory/trace.py); the network itself is only read. Attention is
+A private twin of the network is traced (training/memory/trace.py); the network itself is only read, and what other
+clones of its patcher have put on it is taken off the twin again (selected_model.py). Attention is
 replaced through the doors that the host has for it: `optimized_attention_override` in the transformer options, and the
 attribute of the twin's own VAE blocks.
 """
@@ -8,7 +9,7 @@ attribute of the twin's own VAE blocks.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +20,7 @@ from comfy.ldm.modules.attention import CrossAttention
 from comfy.ldm.modules.diffusionmodules.mmdit import MMDiT
 from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from comfy.ldm.wan.model import WanModel
+from comfy.model_management import InterruptProcessingException
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ...training.errors import BadInput
@@ -32,15 +34,30 @@ from ...training.memory.trace import (
     AttentionStandIn,
     Trace,
     attention_call,
-    fake_tensors,
+    fake_like,
 )
 from ...training.memory.vae_attention import vae_attention_bytes
+from .precision.kept_modules import FP32Softmax
+from .precision.shell import guard_of
+from .precision.vae_split import named_layers
 from .private_copy import LOADED_STATE, forget_loading
+from .selected_model import as_selected, keeps_softmax
 
-__all__ = ["TracedModel", "TracedVAE", "twin", "vae_backend"]
+__all__ = ["TracedModel", "TracedVAE", "named_weights", "twin", "vae_backend"]
 
 _VAE_FUNCTIONS = {"normal_attention": "split", "pytorch_attention": "pytorch", "xformers_attention": "xformers"}
 LATENTS = "latents and text"
+_NOTED = "_comfy_model_dtype"  # newer hosts: the attribute of a layer beside its weight
+
+
+def named_weights(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, torch.dtype]]:
+    """(name, weight or buffer, the dtype that it has at work), those that two modules share too.
+
+    Newer hosts keep weights as they are in the file and note the dtype to bring them to the device in.
+    """
+    for where, layer in named_layers(module):
+        for name, tensor in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)):
+            yield ".".join(filter(None, (where, name))), tensor, getattr(layer, f"{name}{_NOTED}", None) or tensor.dtype
 
 
 def twin(module: torch.nn.Module, name: str, mode: FakeTensorMode) -> torch.nn.Module:
@@ -48,21 +65,23 @@ def twin(module: torch.nn.Module, name: str, mode: FakeTensorMode) -> torch.nn.M
 
     BadInput for weights that are no plain tensors.
     """
-    for key, tensor in [*module.named_parameters(), *module.named_buffers()]:
+    weights = [*named_weights(module)]
+    for key, tensor, _ in weights:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             raise BadInput(
                 f"{name}: expected plain weights, got {type(tensor).__name__} in {key}, which we cannot read."
             )
     with torch.inference_mode(False), torch.no_grad(), mode:
-        memo: dict[int, Any] = dict(fake_tensors(module))
-    for part in module.modules():
+        memo: dict[int, Any] = {id(tensor): fake_like(tensor, dtype) for _, tensor, dtype in weights}
+    layers = [layer for _, layer in named_layers(module)]
+    for part in layers:
         for attribute in (*LOADED_STATE, "current_patcher"):
             held = part.__dict__.get(attribute)
             if held is not None and not isinstance(held, (bool, int)):
                 memo[id(held)] = None
     with torch.inference_mode(False):  # and outside of `mode`: small tensors that are no weights are copied as they are
         made = copy.deepcopy(module, memo)
-    for part in made.modules():
+    for _, part in named_layers(made):
         forget_loading(part)
     return made
 
@@ -72,7 +91,7 @@ def _readable(name: str, module: torch.nn.Module):
     """What a network of another kind raises is one sentence for the person who asked."""
     try:
         yield
-    except (BadInput, MemoryError):
+    except (BadInput, MemoryError, InterruptProcessingException):  # a cancel says nothing about the network
         raise
     except Exception as error:
         said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
@@ -92,12 +111,18 @@ class TracedModel:
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         with _readable(self.name, network):
             self._twin = twin(self.base, self.name, self._mode)
+            self._selected = as_selected(self._twin, model)
             self._controls = [twin(each.control_model, "control_net", self._mode) for each in controls]
         for each in self._controls:
             for part in each.modules():
                 if isinstance(part, CrossAttention):  # a ControlNet passes no transformer options on
                     part.register_forward_pre_hook(self._give_options, with_kwargs=True)
         self._options: dict[str, Any] = {}
+        self._softmax = keeps_softmax(model)
+
+    def memory_required(self, shape: list[int]) -> float:
+        """What the host reckons for a step on latents of `shape`, with this MODEL loaded."""
+        return self._twin.memory_required(shape)
 
     def _give_options(self, module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return args, {**kwargs, "transformer_options": self._options}
@@ -112,14 +137,16 @@ class TracedModel:
         with torch.inference_mode(False), torch.no_grad(), self._mode, StorageMeter() as meter:
             meter.hold(WEIGHTS, weights)
             stand_in = AttentionStandIn(meter, backend, machine, half_math)
-            self._options["optimized_attention_override"] = _override(stand_in)
+            attend = _override(stand_in)
+            self._options["optimized_attention_override"] = attend
+            options = {"optimized_attention_override": FP32Softmax(attend) if self._softmax else attend}
             with meter.labelled(LATENTS):
                 held = [torch.empty(latent.batch, latent.channels, *sides) for _ in range(_LATENTS_OF_A_SAMPLER)]
                 # the two prompts as the text encoder gave them, and repeated for a batch, beside what the network gets
                 prompts = 2 + (batch if latent.batch > 1 else 0)
                 widths = self.inputs["given"]
                 held.append(torch.empty(prompts, self.text, widths["c_crossattn"]))
-                held.append(torch.empty(prompts, widths.get("y", 0)))
+                held.append(torch.empty(prompts, widths.get("y", _POOLED)))
                 x = torch.empty(batch, latent.channels, *sides)
                 given = {
                     name: torch.empty(batch, *((self.text,) if name == "c_crossattn" else ()), width)
@@ -133,7 +160,7 @@ class TracedModel:
             with _readable(self.name, self.base.diffusion_model), meter.labelled(ACTIVATIONS):
                 control = self._control(x, given, dtype)
                 result = base._apply_model(
-                    x, torch.ones(batch), control=control, transformer_options=dict(self._options), **given
+                    x, torch.ones(batch), control=control, transformer_options=options, **given
                 )
             del held, result
             if not stand_in.moments:
@@ -165,6 +192,7 @@ class TracedModel:
 # x, the noise, the latent, the last result, conditional and unconditional sums with their counts, and what the
 # sampler makes of them: samplers of the second order hold one more or two.
 _LATENTS_OF_A_SAMPLER = 12
+_POOLED = 1280  # numbers that a text encoder gives beside its tokens, whether or not the network takes them
 
 
 def _inputs_of(network: torch.nn.Module, name: str) -> dict[str, Any]:
@@ -217,7 +245,7 @@ def _override(stand_in: AttentionStandIn) -> Callable[..., torch.Tensor]:
 
 def vae_backend(module: torch.nn.Module) -> str:
     """How the VAE's blocks compute attention; "none" where there are none."""
-    for part in module.modules():
+    for _, part in named_layers(module):
         function = getattr(part, "optimized_attention", None)
         if callable(function):
             name = getattr(function, "__name__", str(function))
@@ -231,6 +259,8 @@ class TracedVAE:
     """A VAE, ready to be traced at any size."""
 
     def __init__(self, vae: Any):
+        if (guard := guard_of(vae.first_stage_model)) is not None:
+            vae = guard.without(vae)  # it looks at numbers, and there are none here
         self.vae, self.module = vae, vae.first_stage_model
         self.name = type(self.module).__name__
         self.backend = vae_backend(self.module)
@@ -238,7 +268,7 @@ class TracedVAE:
         with _readable("vae", self.module):
             self._twin = twin(self.module, "vae", self._mode)
         self._stand_in: AttentionStandIn | None = None
-        for part in self._twin.modules():
+        for _, part in named_layers(self._twin):
             if callable(getattr(part, "optimized_attention", None)):
                 part.optimized_attention = self._attend
 
@@ -254,7 +284,7 @@ class TracedVAE:
 
     def _trace(self, machine: Machine, half_math: bool, work: Callable[[], Any]) -> Trace:
         with torch.inference_mode(False), torch.no_grad(), self._mode, StorageMeter() as meter:
-            meter.hold(WEIGHTS, [*self._twin.parameters(), *self._twin.buffers()])
+            meter.hold(WEIGHTS, [tensor for _, tensor, _ in named_weights(self._twin)])
             self._stand_in = AttentionStandIn(meter, "pytorch", machine, half_math)
             with _readable("vae", self.module):
                 work()

@@ -23,6 +23,7 @@ __all__ = [
     "AttentionStandIn",
     "Trace",
     "attention_call",
+    "fake_like",
     "fake_tensors",
 ]
 
@@ -127,8 +128,10 @@ def fake_tensors(module: torch.nn.Module) -> dict[int, torch.Tensor]:
 
     Call it in FakeTensorMode, and not in inference mode, whose tensors cannot be parameters. The module is only read.
     """
-    memo: dict[int, torch.Tensor] = {}
-    for tensor in [*module.parameters(), *module.buffers()]:
-        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-        memo[id(tensor)] = torch.nn.Parameter(fake, False) if isinstance(tensor, torch.nn.Parameter) else fake
-    return memo
+    return {id(tensor): fake_like(tensor, tensor.dtype) for tensor in [*module.parameters(), *module.buffers()]}
+
+
+def fake_like(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`tensor` in `dtype` without data; as for `fake_tensors`."""
+    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype)
+    return torch.nn.Parameter(fake, False) if isinstance(tensor, torch.nn.Parameter) else fake

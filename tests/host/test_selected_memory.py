@@ -1,0 +1,58 @@
+"""Model Memory and Attention Memory behind Select Precision and NaN Guard: the bytes of what was selected."""
+
+import pytest
+
+from tests.host.host_process import all_passed, run_in_host
+
+
+@pytest.fixture(scope="module")
+def results(host_path, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("selected memory")
+    return all_passed(run_in_host("selected_memory_in_host.py", host_path, folder))
+
+
+def test_a_selected_model_is_estimated_as_it_computes_whatever_is_loaded(results):
+    assert len(results["models"]) == 8
+    for name, found in results["models"].items():
+        for who in ("selected", "source"):
+            fresh, *later = found[who]
+            assert later == [fresh, fresh], (name, who)
+        dtype, weights, working, _ = found["selected"][0]
+        assert {"fp32": "torch.float32", "bf16": "torch.bfloat16"}[dtype] == found["computes"], name
+        assert weights == found["weights"], name
+        assert found["source"][0][0] == "fp32", name
+
+
+def test_a_selected_model_never_needs_more_than_was_said(results):
+    ratios = {name: found["selected"][0][2] / found["measured"] for name, found in results["models"].items()}
+    assert {name: ratio for name, ratio in ratios.items() if not 1 <= ratio <= 1.15} == {}
+
+
+def test_our_own_softmax_is_seen_through_and_its_scores_are_counted(results):
+    found = results["softmax"]
+    assert found["auto"].endswith(" (auto)") and found["dtype"] == "bf16"
+    kept, plain = found["bytes"]
+    assert 1.5 * plain <= kept  # most of it are scores, and those of 4 bytes take the place of those of 2
+    kept, plain = found["attention"]
+    assert 1.5 * plain <= kept
+
+
+def test_the_attention_of_another_node_is_seen_behind_ours(results):
+    found = results["softmax"]
+    assert all("another node has replaced this model's attention" in said for said in found["foreign"])
+    assert found["chosen"] == "PASSED"
+
+
+def test_a_selected_or_guarded_vae_never_needs_more_than_was_said(results):
+    assert len(results["vaes"]) == 6
+    for name, found in results["vaes"].items():
+        before, after = found["said"]
+        assert before == after, name
+        weights, *peaks = found["measured"]
+        assert before[0] == weights, name
+        for said, got in zip(before[1:], peaks, strict=True):
+            assert got <= said <= 1.15 * got, (name, said / got)
+
+
+def test_a_cancel_during_an_estimate_cancels_and_blames_no_network(results):
+    assert results["cancel"] == ["cancelled", "cancelled", "PASSED"]
