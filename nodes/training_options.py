@@ -7,7 +7,7 @@ from typing import Any, get_args
 from comfy_api.latest import io
 
 from ..training.config import MOST_RANK
-from ..training.optim.adamw import Moments, Rounding
+from ..training.optim.adamw import Moments, RoundingChoice
 from ..training.options import build_options, default_of
 from .host.schema import declare, node_schema
 
@@ -141,8 +141,9 @@ class Ref2VSetTrainingOptions(io.ComfyNode):
                 _input(
                     io.Combo.Input,
                     "rounding",
-                    "For precision pure_bf16 alone: how an update too small for bfloat16 is kept.",
-                    options=list(get_args(Rounding)),
+                    "For precision pure_bf16 alone: how an update too small for bfloat16 is kept. auto: kahan, which "
+                    "is exact; stochastic, which takes less memory, with moments bf16.",
+                    options=list(get_args(RoundingChoice)),
                 ),
                 _input(
                     io.Combo.Input,
