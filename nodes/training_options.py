@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from ..training.config import MOST_RANK
-from ..training.optim.adamw import Moments, Rounding
+from ..training.optim.adamw import Moments, RoundingChoice
 from ..training.options import build_options, default_of
 from .host.api import io
 from .host.schema import declare, node_schema
@@ -140,8 +140,9 @@ class Ref2VSetTrainingOptions(io.ComfyNode):
                 _input(
                     io.Combo.Input,
                     "rounding",
-                    "For precision pure_bf16 alone: how an update too small for bfloat16 is kept.",
-                    options=list(get_args(Rounding)),
+                    "For precision pure_bf16 alone: how an update too small for bfloat16 is kept. auto: kahan, which "
+                    "is exact; stochastic, which takes less memory, with moments bf16.",
+                    options=list(get_args(RoundingChoice)),
                 ),
                 _input(
                     io.Combo.Input,

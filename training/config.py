@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from .errors import BadInput
-from .optim.adamw import Moments, Rounding
+from .optim.adamw import Moments, Rounding, RoundingChoice
 from .refiner.unet import PRESETS
 from .sdxl_refiner.diffusion import LAST
 from .start_file import start_file_hash
@@ -118,9 +118,17 @@ class OptimizerConfig(Section):
     horizon_steps: int | None = Field(None, ge=1, description="steps until the rate is zero; none = the whole run")
     clip_norm: float = Field(1.0, gt=0, description="gradient norm above which gradients are scaled down")
     decay_all: bool = Field(False, description="let norms and biases decay too")
-    rounding: Rounding = Field("stochastic", description="pure_bf16: what keeps updates below the gap of two numbers")
+    rounding: RoundingChoice = Field("auto", description="pure_bf16: what keeps updates below the gap of two numbers")
     moments: Moments = Field("fp32", description="pure_bf16: AdamW's moments in float32, or stochastically in bfloat16")
     compiled: bool = Field(False, description="pure_bf16: the update through torch.compile")
+
+    @property
+    def chosen_rounding(self) -> Rounding:
+        """What "auto" means: kahan, whose weights are float32 AdamW's; stochastic where moments in bfloat16 say that
+        memory comes first."""
+        if self.rounding == "auto":
+            return "stochastic" if self.moments == "bf16" else "kahan"
+        return self.rounding
 
     @model_validator(mode="after")
     def _betas(self) -> OptimizerConfig:
@@ -177,7 +185,7 @@ class TrainConfig(Section):
             return self
         for name in ("rounding", "moments", "compiled"):
             value = getattr(self.optimizer, name)
-            if value != OptimizerConfig.model_fields[name].default:
+            if value != OptimizerConfig.model_fields[name].default and value != MEANS_NOTHING_BY_ITSELF.get(name):
                 raise ValueError(
                     f"optimizer.{name} belongs to precision pure_bf16 and would do nothing in {self.precision}; "
                     f"got {value!r}"
@@ -245,6 +253,8 @@ class TrainConfig(Section):
         for free in FREE_ON_RESUME:
             section, _, name = free.rpartition(".")
             (values[section] if section else values).pop(name)
+        values["optimizer"].pop("rounding")
+        values["optimizer"] |= self._rounding_of_the_weights()
         for later in ADDED_LATER:
             section, _, name = later.partition(".")
             if not name:
@@ -253,6 +263,30 @@ class TrainConfig(Section):
             elif getattr(getattr(self, section), name) == type(getattr(self, section)).model_fields[name].default:
                 values[section].pop(name)
         return values
+
+    def _rounding_of_the_weights(self) -> dict[str, str]:
+        """`rounding` as it enters the identity: what is done, and nothing where it is what it was in the first runs.
+
+        "average" sets runs apart whose average was made of weights rounded to bfloat16 from those where it is exact.
+        """
+        rounding = self.optimizer.chosen_rounding
+        if self.precision != "pure_bf16" or rounding == FORMER_ROUNDING:
+            return {}
+        return {"rounding": rounding, "average": "of exact weights"}
+
+    def as_begun(self, identity: Any) -> TrainConfig:
+        """This configuration, with what it leaves to "auto" as a run of that identity, begun earlier, has it.
+
+        identity: that of a run in the same folder, or whatever was found there.
+        """
+        if self.precision != "pure_bf16" or self.optimizer.rounding != "auto":
+            return self
+        rounding = self.optimizer.chosen_rounding
+        if isinstance(identity, dict) and identity.get("precision") == "pure_bf16":
+            theirs = identity.get("optimizer")
+            found = theirs.get("rounding", FORMER_ROUNDING) if isinstance(theirs, dict) else None
+            rounding = found if found in get_args(Rounding) else rounding
+        return self.model_copy(update={"optimizer": self.optimizer.model_copy(update={"rounding": rounding})})
 
     def to_json(self) -> str:
         return json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True) + "\n"
@@ -278,10 +312,17 @@ OF_ONE_OBJECTIVE = {
 ADDED_LATER = (
     "objective", "refiner.start_from", "lora", "sdxl_refiner.aesthetic_score", "sdxl_refiner.last_timestep",
     "sdxl_refiner",  # of which nothing is left then
-    "flow.min_snr_gamma", "optimizer.decay_all", "optimizer.rounding", "optimizer.moments", "optimizer.compiled",
+    "flow.min_snr_gamma", "optimizer.decay_all", "optimizer.moments", "optimizer.compiled",
     "health",  # of which nothing is part of the identity
 )
 """Fields that came after the first runs: at their defaults they are left out of the identity, which stays theirs."""
+
+
+FORMER_ROUNDING: Rounding = "stochastic"
+"""What `optimizer.rounding` was where nobody named it, and still is where an identity leaves it out."""
+
+MEANS_NOTHING_BY_ITSELF = {"rounding": FORMER_ROUNDING}
+"""Options of pure_bf16 that earlier workflows say in every precision, since they were the defaults: let through."""
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from .config import OptimizerConfig, TrainConfig
+from .config import MEANS_NOTHING_BY_ITSELF, OptimizerConfig, TrainConfig
 from .errors import BadInput
 
 __all__ = ["FIELDS", "build_options", "default_of"]
@@ -65,7 +65,7 @@ def build_options(values: dict[str, Any], more: str = "") -> str:
     # whatever is wrong is said here, at the node where it was entered; which precision it is for, only the run knows
     low = options.get("optimizer")
     bf16 = isinstance(low, dict) and any(
-        low.get(name, default) != default
+        low.get(name, default) not in (default, MEANS_NOTHING_BY_ITSELF.get(name))
         for name in ("rounding", "moments", "compiled")
         for default in [OptimizerConfig.model_fields[name].default]
     )

@@ -31,7 +31,7 @@ from .journal import Journal
 from .leak_watch import LeakWatch, memory_of
 from .memory_log import MemoryLog
 from .objective import Objective, choose_objective
-from .optim.build import build_optimizer
+from .optim.build import begin_from, build_optimizer, exact_weights
 from .optim.ema import EMA
 from .optim.schedule import warmup_cosine
 from .origin import find_origin
@@ -89,6 +89,7 @@ def train(
 
 def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_stop: Callable[[], bool]) -> RunResult:
     """The run, in a folder that the caller releases."""
+    config = folder.as_begun(config)
 
     # ---- data and plan -----------------------------------------------------------------------------------------
     data = RefinerDataset.open(config.dataset)
@@ -118,14 +119,16 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
     with folder.failures_told(lambda: (0, plan.total_steps)):
         data.verify(should_stop)
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to move
-            torch.manual_seed(config.seed)
+            torch.default_generator.manual_seed(config.seed)  # torch.manual_seed would move those of the GPUs, too
             net = objective.network()
-        torch.nn.Module.to(net, plan.device, plan.weights).train()  # diffusers' own `to` warns of an empty list
-        ema = EMA(net, config.ema_decay)
+        torch.nn.Module.to(net, plan.device).train()  # diffusers' own `to` warns of an empty list
+        ema = EMA(net, config.ema_decay)  # before the weights are rounded
+        torch.nn.Module.to(net, plan.weights)
         if config.gradient_checkpointing:
             net.enable_gradient_checkpointing()  # diffusers passes use_reentrant=False
     parameters = trainables(net)
     optimizer = build_optimizer(config.optimizer, parameters, config.seed)
+    exact = exact_weights(optimizer)
     scaled = needs_scaler(plan.autocast or plan.weights, (parameter.dtype for parameter in parameters.values()))
     scaler = torch.amp.GradScaler(plan.device.type, enabled=scaled)
     health, times = StepHealth(config.health, optimizer, scaler), objective.times()
@@ -142,6 +145,9 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         health.restore(found.state.get("health", {}))
         times.restore(found.state.get("times", {}))
         step, seconds = found.step, found.state["seconds"]
+    else:
+        begun = ema.state_dict()  # still the start itself, in float32
+        begin_from(optimizer, {parameter: begun[name] for name, parameter in parameters.items()})
     resumed, found = found.state if found else None, None  # its tensors are as large as the network's own
 
     # ---- loop --------------------------------------------------------------------------------------------------
@@ -233,7 +239,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
             taken = health.take(step + 1, total, norm, replay, kept)
             optimizer.zero_grad()
             if taken:
-                ema.update(step)
+                ema.update(step, exact)
             before, step = step, step + 1
 
             journal.write(step, loss=total, learning_rate=rate, gradient_norm=norm, **health.journalled())

@@ -60,7 +60,11 @@ class RunFolder:
     def holds(self, config: TrainConfig, data_hash: str) -> bool:
         """Whether the run in the folder, finished or not, is this very one."""
         stored = _read_json(self.path / "config.json")
-        return bool(stored) and not _changes(stored, this_run(config, data_hash))
+        return bool(stored) and not _changes(stored, this_run(self.as_begun(config), data_hash))
+
+    def as_begun(self, config: TrainConfig) -> TrainConfig:
+        """The configuration, with what it leaves to "auto" as the run that the folder holds was begun with."""
+        return config.as_begun(_read_json(self.path / "config.json").get("identity"))
 
     def claim(self, config: TrainConfig, data_hash: str) -> None:
         """Make the folder this run's own until `release`.

@@ -28,7 +28,7 @@ def test_at_the_defaults_nothing_is_said():
         "repeats": 1, "mirror": False, "accumulation": 1, "caption_dropout": 0.1, "ema_decay": 0.999,
         "weight_decay": 0.01, "warmup_steps": 20, "clip_norm": 1.0, "gradient_checkpointing": False,
         "noise_scale": "auto", "steps": 8, "on_grid": 0.5, "min_snr_gamma": 0, "validation_every": 0,
-        "validation_pictures": 4, "keep_checkpoints": 2, "rounding": "stochastic", "moments": "fp32", "start_from": "",
+        "validation_pictures": 4, "keep_checkpoints": 2, "rounding": "auto", "moments": "fp32", "start_from": "",
         "lora_rank": 0,
     }  # fmt: skip
 

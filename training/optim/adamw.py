@@ -11,9 +11,10 @@ from torch import Tensor
 from .noise import bits_of
 from .rounding import join, round_stochastically, split
 
-__all__ = ["Moments", "Rounding", "adamw_", "numbers", "update_"]
+__all__ = ["Moments", "Rounding", "RoundingChoice", "adamw_", "numbers", "update_"]
 
 Rounding = Literal["stochastic", "kahan", "master"]
+RoundingChoice = Literal["auto", "stochastic", "kahan", "master"]
 Moments = Literal["fp32", "bf16"]
 
 _MOMENTS_SALT = 0x3C6EF372  # the moments are rounded by other bits than the weights

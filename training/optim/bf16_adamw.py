@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..errors import BadInput
 from .adamw import Moments, Rounding, numbers, update_
 from .noise import Block, block_index, stream_key, wrapped
+from .rounding import join, split
 
 __all__ = ["BF16AdamW"]
 
@@ -42,6 +43,9 @@ class BF16AdamW(torch.optim.Optimizer):
     "kahan"       keeps what rounding dropped, all 16 bits of it, beside the weight (12 bytes); the weights are then
                   those of "master", to the bit
     "master"      keeps the weights in float32 as well (14 bytes)
+
+    Whoever averages, saves or measures the weights asks `exact` for them: the bfloat16 parameter of a kahan or master
+    run stands still where steps are smaller than its gap.
 
     `moments` "bf16" keeps both moments in bfloat16, stochastically rounded: 4 bytes less. Rounded to nearest, the
     second moment could not fall: (1 - beta2) of it is less than half of the gap to the next number.
@@ -102,6 +106,33 @@ class BF16AdamW(torch.optim.Optimizer):
                 for pieces in self._chunks(parameters):
                     self._update(pieces, with_, step, rounding)
         return loss
+
+    @torch.no_grad()
+    def begin_from(self, exact: Mapping[nn.Parameter, Tensor]) -> None:
+        """Begin at these float32 weights, of which the parameters hold the nearest bfloat16 numbers, before any step.
+
+        What `rounding` keeps beside a weight keeps the difference; "stochastic" keeps none.
+        """
+        for parameter, value in exact.items():
+            if parameter.dtype != torch.bfloat16 or self.rounding == "stochastic":
+                continue
+            state = self._state_of(parameter)
+            if self.rounding == "master":
+                state["master"].copy_(value)
+                continue
+            nearest, rest = split(value.float())
+            parameter.copy_(nearest)
+            state["compensation"].copy_(rest)
+
+    @torch.no_grad()
+    def exact(self, parameter: nn.Parameter) -> Tensor:
+        """The weight as the optimizer has it, in float32: with what `rounding` keeps beside the bfloat16 number."""
+        state = self.state.get(parameter, {})
+        if "master" in state:
+            return state["master"]
+        if "compensation" in state:
+            return join(parameter.detach(), state["compensation"])
+        return parameter.detach().float()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, which however casts the state to the parameter's dtype: float32 moments would lose their use."""

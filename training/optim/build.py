@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .bf16_adamw import BF16AdamW
 from .groups import decay_groups
@@ -13,7 +14,7 @@ from .groups import decay_groups
 if TYPE_CHECKING:
     from ..config import OptimizerConfig
 
-__all__ = ["build_optimizer"]
+__all__ = ["begin_from", "build_optimizer", "exact_weights"]
 
 
 def build_optimizer(
@@ -26,5 +27,16 @@ def build_optimizer(
     names = {parameter: name for name, parameter in parameters.items()}
     return BF16AdamW(
         groups, names, lr=options.learning_rate, betas=options.betas,
-        rounding=options.rounding, moments=options.moments, seed=seed, compiled=options.compiled,
+        rounding=options.chosen_rounding, moments=options.moments, seed=seed, compiled=options.compiled,
     )
+
+
+def begin_from(optimizer: torch.optim.Optimizer, exact: dict[nn.Parameter, Tensor]) -> None:
+    """Begin at float32 weights, before the first step; float32 parameters hold them already."""
+    if isinstance(optimizer, BF16AdamW):
+        optimizer.begin_from(exact)
+
+
+def exact_weights(optimizer: torch.optim.Optimizer) -> Callable[[nn.Parameter], Tensor]:
+    """parameter -> the float32 weight that the optimizer has, which a bfloat16 parameter holds rounded."""
+    return optimizer.exact if isinstance(optimizer, BF16AdamW) else lambda parameter: parameter.detach().float()

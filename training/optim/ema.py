@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -29,16 +30,20 @@ class EMA:
         for parameter in self._averaged.values():
             parameter.data = parameter.data.float()
         self.net.requires_grad_(False)
-        self._low = any(parameter.dtype != torch.float32 for parameter in self._live)
 
     @torch.no_grad()
-    def update(self, updates: int) -> None:
-        """average <- d average + (1 - d) live, with d for the number of updates made before this one."""
+    def update(self, updates: int, exact: Callable[[nn.Parameter], Tensor] | None = None) -> None:
+        """average <- d average + (1 - d) live, with d for the number of updates made before this one.
+
+        exact: the float32 weight of a parameter that is not float32 itself (training/optim/build.py); None = no more
+        than what it holds.
+        """
         d = ema_decay(updates, self.decay)
         averaged = list(self._averaged.values())
-        if self._low:  # one by one: float32 copies of all weights at once would be the peak of a whole step
+        if any(live.dtype != torch.float32 for live in self._live):
+            # one by one: float32 copies of all weights at once would be the peak of a whole step
             for average, live in zip(averaged, self._live, strict=True):
-                average.lerp_(live.detach().float(), 1.0 - d)
+                average.lerp_(exact(live) if exact else live.detach().float(), 1.0 - d)
         else:
             torch._foreach_lerp_(averaged, [p.detach() for p in self._live], 1.0 - d)
 
