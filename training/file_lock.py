@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
+import time
 from pathlib import Path
 from typing import IO
 from weakref import WeakSet
@@ -12,15 +15,17 @@ try:
 except ImportError:  # Windows: there an open file cannot be deleted, which serves as the lock
     fcntl = None
 
-__all__ = ["HAS_LOCKS", "LOCK", "hold_lock", "lock", "try_lock"]
+__all__ = ["HAS_LOCKS", "LOCK", "hold_lock", "lock", "release_lock", "try_lock"]
 
 LOCK = ".lock"
 HAS_LOCKS = fcntl is not None
+_LOG = logging.getLogger("ref2v")
+_PATIENCE, _PAUSE = 10.0, 0.02  # seconds that the fork of a dead process has to close what it inherited
 _locked: WeakSet[IO[bytes]] = WeakSet()
 
 
 def hold_lock(path: Path) -> IO[bytes] | None:
-    """The file at `path`, locked until it is closed or its process ends; None where another process holds it."""
+    """The file at `path`, locked until `release_lock` or its process ends; None where another process holds it."""
     try:
         if not HAS_LOCKS:
             path.unlink(missing_ok=True)  # fails while another process has it open
@@ -37,22 +42,77 @@ def hold_lock(path: Path) -> IO[bytes] | None:
     return file
 
 
+def release_lock(file: IO[bytes]) -> None:
+    """Unlock and close. Closing alone leaves the lock to a fork that has not yet closed what it inherited."""
+    if HAS_LOCKS and not file.closed:
+        with contextlib.suppress(OSError):  # a disk without locks
+            fcntl.flock(file, fcntl.LOCK_UN)
+    file.close()
+
+
 def try_lock(file: IO[bytes]) -> None:
-    """Lock an open file or raise BlockingIOError; on a disk or a system without locks, go on without one."""
+    """Lock an open file or raise BlockingIOError; on a disk without locks, go on without one and say so in the log."""
     if not HAS_LOCKS:
         return
     try:
         lock(file)
     except BlockingIOError:
         raise
-    except OSError:
-        pass
+    except OSError as error:
+        _LOG.warning(
+            "The disk of %s cannot lock files (%s): see to it that no other process works in that folder at the same "
+            "time.",
+            Path(file.name).parent.name,
+            error.strerror or error,
+        )
 
 
 def lock(file: IO[bytes]) -> None:
-    """Lock an open file. Raises BlockingIOError where another process holds it, OSError on a disk without locks."""
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    """Lock an open file. Raises BlockingIOError where another process holds it, OSError on a disk without locks.
+
+    Loader processes are forks, and have the lock of their parent until they close it. If the parent is killed in that
+    moment, the lock is held by nobody who works here: that is waited out.
+    """
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() > until or _is_at_work(_holder(file)):
+                raise
+            time.sleep(_PAUSE)
     _locked.add(file)
+    with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
+        file.seek(0)
+        file.truncate()
+        file.write(str(os.getpid()).encode())
+        file.flush()
+
+
+def _holder(file: IO[bytes]) -> int | None:
+    """The process that wrote its number into the lock's file; None where none did."""
+    try:
+        return int(Path(file.name).read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _is_at_work(process: int | None) -> bool:
+    """Whether a process lives, as far as can be told from here; one that gave no number counts as living."""
+    if process is None:
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # another user's
+    try:
+        # "pid (name) state ...": a zombie holds nothing, it only has not been waited for
+        return Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
+    except (OSError, IndexError):
+        return True
 
 
 def _close_inherited() -> None:

@@ -28,7 +28,7 @@ from .config import TrainConfig, differences
 from .data.loading import is_dead_loader
 from .data.staging import aside_name
 from .errors import BadInput, TrainingFailed
-from .file_lock import LOCK, hold_lock
+from .file_lock import LOCK, hold_lock, release_lock
 from .refiner.file import load_meta
 from .refiner.lora import ADAPTERS, load_lora_meta
 from .sdxl_refiner.file import load_meta as load_sdxl_meta
@@ -100,7 +100,7 @@ class RunFolder:
     def release(self) -> None:
         """Let another process train here. Safe to call twice."""
         if self._lock is not None:
-            self._lock.close()
+            release_lock(self._lock)
             self._lock = None
 
     def _hold(self) -> None:

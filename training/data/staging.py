@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from ..errors import BadInput
-from ..file_lock import HAS_LOCKS, LOCK, lock, try_lock
+from ..file_lock import HAS_LOCKS, LOCK, lock, release_lock, try_lock
 from ..whole_file import sync_folder
 
 DISK_FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
@@ -90,7 +90,7 @@ class StagedFolder:
 
     def _release(self, folder: Path) -> None:
         if self._lock is not None:
-            self._lock.close()
+            release_lock(self._lock)
             self._lock = None
             (folder / LOCK).unlink(missing_ok=True)
 
