@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tests.host.server import PACK
 from tests.host.workflows import api, of_type
-from training.data.pictures import list_pictures, read_picture
+from training.data.picture_files import list_pictures
+from training.data.pictures import read_picture
 from training.data.split import perceptual_hash, split
 
 sys.path.append(str(PACK / "dev"))

@@ -69,5 +69,5 @@ def _blur(picture: Tensor, sigma: float) -> Tensor:
 def _jpeg(picture: Tensor, quality: int) -> Tensor:
     file = io.BytesIO()
     Image.fromarray(to_uint8(picture)).save(file, "JPEG", quality=quality)
-    decoded = torch.from_numpy(np.array(Image.open(file))).permute(2, 0, 1).contiguous()
+    decoded = torch.from_numpy(np.array(Image.open(file, formats=("JPEG",)))).permute(2, 0, 1).contiguous()
     return (decoded.float() / 255).to(picture)

@@ -3,52 +3,48 @@
 from __future__ import annotations
 
 import hashlib
-import os
+import importlib.util
 import threading
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageFile, ImageOps
+from PIL import Image, ImageFile
 from torch import Tensor
 
 from ..errors import BadInput
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
+_AVIF = importlib.util.find_spec("PIL._avif") is not None  # not every build of Pillow has it
+SUFFIXES = frozenset(
+    {".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".tif", ".tiff", ".gif"}
+    | ({".avif"} if _AVIF else set())
+)
 # Only these decoders are tried, whatever a file is called: others (EPS) start programs or read further files.
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", *(("AVIF",) if _AVIF else ()))
 MIN_SIDE = 16
 MAX_PIXELS = 8192 * 8192
 MAX_ASPECT = 8
 
+_ORIENTATION = 0x0112  # the EXIF tag
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
 _strict = threading.Lock()
-
-
-def list_pictures(folder: str | Path) -> list[str]:
-    """Names of all pictures under `folder`, relative, with forward slashes, in an order that no locale changes.
-
-    Hidden files and folders are left out (macOS puts a `._name.png` beside each picture on foreign disks).
-
-    Raises:
-        BadInput: the folder is missing or holds no picture.
-    """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise BadInput(f"There is no picture folder {folder}.")
-    names = [name for name in _files(folder) if Path(name).suffix.lower() in SUFFIXES]
-    if not names:
-        kinds = ", ".join(sorted(suffix[1:] for suffix in SUFFIXES))
-        raise BadInput(f"The folder {folder} holds no picture ({kinds}).")
-    return names
 
 
 def read_picture(path: str | Path, name: str | None = None) -> Tensor:
     """A picture file as float32 [3, H, W] in [0, 1], RGB.
 
-    EXIF orientation is applied, transparent parts are laid over white, 16-bit grey is scaled by 65535, CMYK, palette
-    and grey become RGB, and of an animation the first frame is taken. Colours are taken as they stand, like the host
-    does: an embedded ICC profile is not applied.
+    EXIF orientation is applied where it can be read, transparent parts are laid over white, 16-bit grey is scaled by
+    65535, CMYK, palette and grey become RGB, and of an animation the first frame is taken. Colours are taken as they
+    stand, like the host does: an embedded ICC profile is not applied.
 
     Args:
         name: what the error sentences call the file; its own name by default.
@@ -66,9 +62,11 @@ def read_picture(path: str | Path, name: str | None = None) -> Tensor:
         with Image.open(path, formats=FORMATS) as image:
             check_size(image.width, image.height, name)  # from the header, before anything is decoded
             _load(image)
-            return _to_rgb(ImageOps.exif_transpose(image), name)
+            return _to_rgb(_upright(image), name)
     except BadInput:
         raise
+    except MemoryError:
+        raise BadInput(f"The picture {name} needs more memory than is free.") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise BadInput(f"The picture {name} has more than {MAX_PIXELS} pixels (8192x8192).") from None
     except Image.UnidentifiedImageError:
@@ -104,39 +102,13 @@ def sha256_file(path: str | Path) -> str:
     return digest.hexdigest()
 
 
-def read_caption(path: str | Path) -> str:
-    """The text of the `.txt` beside a picture with the same stem, without outer blanks; "" where there is none.
-
-    Raises:
-        BadInput: the file is not UTF-8 (a byte-order mark is fine).
-    """
-    caption = Path(path).with_suffix(".txt")
+def quick_size(path: str | Path) -> tuple[int, int] | None:
+    """(width, height) as the file's header has it, or None where it cannot be read; nothing is decoded."""
     try:
-        return caption.read_bytes().decode("utf-8-sig").strip()
-    except FileNotFoundError:
-        return ""
-    except UnicodeDecodeError as error:
-        raise BadInput(
-            f"The caption {caption.name} is not UTF-8 text (byte {error.start}): save it as UTF-8."
-        ) from None
-    except OSError as error:
-        raise BadInput(f"The caption {caption.name} cannot be read: {error.strerror}.") from error
-
-
-def find_orphan_captions(folder: str | Path, names: Iterable[str]) -> list[str]:
-    """Relative names of `.txt` files under `folder` that belong to none of the pictures `names`."""
-    stems = {os.path.splitext(name)[0] for name in names}
-    texts = (name for name in _files(Path(folder)) if name.lower().endswith(".txt"))
-    return [name for name in texts if os.path.splitext(name)[0] not in stems]
-
-
-def _files(folder: Path) -> list[str]:
-    found = []
-    for parent, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        here = Path(parent).relative_to(folder)
-        found += [(here / name).as_posix() for name in files if not name.startswith(".")]
-    return sorted(found)
+        with Image.open(path, formats=FORMATS) as image:
+            return image.size
+    except Exception:  # whatever is wrong with it, reading it for good will say so
+        return None
 
 
 def _load(image: Image.Image) -> None:
@@ -148,6 +120,15 @@ def _load(image: Image.Image) -> None:
             image.load()
         finally:
             ImageFile.LOAD_TRUNCATED_IMAGES = before
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """The picture as it was held when it was taken. Junk in its EXIF is no fault of the picture: it stays as it is."""
+    try:
+        turn = _TURNS.get(image.getexif().get(_ORIENTATION))
+    except Exception:  # parsers of metadata fail in as many ways as decoders
+        return image
+    return image if turn is None else image.transpose(turn)
 
 
 def _to_rgb(image: Image.Image, name: str) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ....training.data.buckets import assign_bucket, resize_and_crop
+from ....training.data.picture_files import left_out_text
 from ....training.data.split import perceptual_hash
 from ....training.errors import BadInput
 from ..clip import CaptionEncoder
@@ -110,9 +111,13 @@ class PictureMaterial:
             unmatched = self._base.unmatched(self.names)
             if unmatched:
                 lines.append(f"Pictures of the paired folder without a target ({len(unmatched)}): {_some(unmatched)}.")
+            if self._base.left_out():
+                lines.append(f"Not used in the paired folder: {left_out_text(self._base.left_out())}.")
         orphans = self._pictures.orphan_captions
         if orphans:
             lines.append(f"Captions without a picture ({len(orphans)}): {_some(orphans)}.")
+        if self._pictures.left_out:
+            lines.append(f"Not used in the folder: {left_out_text(self._pictures.left_out)}.")
         return lines
 
     def retried(self) -> list[str]:
@@ -134,7 +139,7 @@ class PictureMaterial:
     def _position(self, name: str) -> str | int:
         if self._crop == "center":
             return "center"
-        digest = hashlib.sha256(f"{self._seed}/{name}".encode(errors="surrogateescape")).digest()
+        digest = hashlib.sha256(f"{self._seed}/{name}".encode()).digest()
         return int.from_bytes(digest[:4], "big")
 
 

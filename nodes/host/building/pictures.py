@@ -7,15 +7,9 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from PIL import Image
 
-from ....training.data.pictures import (
-    find_orphan_captions,
-    list_pictures,
-    read_caption,
-    read_picture,
-    sha256_file,
-)
+from ....training.data.picture_files import PictureFiles, read_caption
+from ....training.data.pictures import quick_size, read_picture, sha256_file
 from ....training.errors import BadInput
 from ..paths import refuse_link_outside
 
@@ -27,6 +21,7 @@ class Pictures(Protocol):
 
     names: list[str]
     orphan_captions: list[str]
+    left_out: dict[str, list[str]]  # what else was there and is not used: kind -> names
 
     def sha256(self, name: str) -> str: ...
 
@@ -40,38 +35,45 @@ class Pictures(Protocol):
 
 
 class PictureFolder:
-    """All pictures under a folder; a picture without its own .txt has `caption`."""
+    """All pictures under a folder; a picture without a caption file of its own has `caption`."""
 
     def __init__(self, folder: Path, caption: str) -> None:
-        self.folder = folder
-        self.names = list_pictures(folder)
-        self.orphan_captions = find_orphan_captions(folder, self.names)
+        self._files = PictureFiles(folder)
+        self.names = self._files.names
+        self.orphan_captions = self._files.orphan_captions
+        self.left_out = self._files.left_out
         self._caption = caption
 
     def sha256(self, name: str) -> str:
-        refuse_link_outside(self.folder / name, name)
-        return sha256_file(self.folder / name)
+        return sha256_file(picture_file(self._files, name))
 
     def caption(self, name: str) -> str:
-        text = Path(name).with_suffix(".txt")
-        refuse_link_outside(self.folder / text, text.as_posix())
-        return read_caption(self.folder / name) or self._caption
+        text = self._files.caption_name(name)
+        if text is None:
+            return self._caption
+        return read_caption(picture_file(self._files, text, "caption"), text) or self._caption
 
     def quick_size(self, name: str) -> tuple[int, int] | None:
-        try:
-            with Image.open(self.folder / name) as image:
-                return image.size
-        except Exception:  # whatever is wrong with it, reading it for good will say so
-            return None
+        return quick_size(self._files.path(name))
 
     def read(self, name: str) -> torch.Tensor:
-        return read_picture(self.folder / name, name)
+        return read_picture(picture_file(self._files, name), name)
+
+
+def picture_file(files: PictureFiles, name: str, what: str = "picture", shown: str = "") -> Path:
+    """The file of that name; BadInput where it is a link that leads out, or no plain file behind a link."""
+    path, shown = files.path(name), shown or name
+    refuse_link_outside(path, shown)
+    if not path.is_file():  # also a link to a pipe: to open one would wait for ever
+        raise BadInput(f"There is no {what} {shown}.")
+    return path
 
 
 class PictureBatch:
     """The pictures of an IMAGE batch [B,H,W,3 or 4], float in [0,1], under the names image00000, image00001, ..."""
 
     orphan_captions: list[str] = []
+    left_out: dict[str, list[str]] = {}
 
     def __init__(self, images: torch.Tensor, caption: str) -> None:
         if images.ndim != 4 or images.shape[-1] not in (3, 4) or not len(images):

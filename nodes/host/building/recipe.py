@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ....training.data.index import INDEX
+from ....training.data.picture_files import CAPTION_SUFFIXES
 from ....training.data.pictures import SUFFIXES
 from ..paths import dataset_folder
 
@@ -38,7 +39,7 @@ def folder_state(folder: Path) -> str:
     for parent, folders, files in os.walk(folder):
         folders.sort()
         for name in sorted(files):
-            if os.path.splitext(name)[1].lower() in SUFFIXES | {".txt"}:
+            if os.path.splitext(name)[1].lower() in SUFFIXES.union(CAPTION_SUFFIXES):
                 path = os.path.join(parent, name)
                 try:
                     status = os.stat(path)

@@ -13,12 +13,13 @@ from torch.nn import functional
 
 from ....training.data.buckets import resize
 from ....training.data.degrade import degrade
-from ....training.data.pictures import list_pictures, read_picture, sha256_file
+from ....training.data.picture_files import PictureFiles, match_key
+from ....training.data.pictures import read_picture, sha256_file
 from ....training.errors import BadInput
 from ..base_model import low_noise_latent, model_fingerprint, model_name, model_parameters
-from ..paths import refuse_link_outside
 from ..vae import PictureEncoder
 from ..weights import hash_value
+from .pictures import picture_file
 
 __all__ = ["BaseSource", "DegradeBase", "LatentBase", "PairBase", "RawLatents", "RawPair", "SampleBase"]
 
@@ -78,9 +79,10 @@ class PairBase:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._files = PictureFiles(folder)
         self._by_stem: dict[str, str] = {}
-        for name in list_pictures(folder):
-            self._by_stem.setdefault(_stem(name), name)
+        for name in self._files.names:
+            self._by_stem.setdefault(match_key(name), name)
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "paired folder"}
@@ -88,27 +90,39 @@ class PairBase:
     def fingerprint(self, names: list[str]) -> str:
         digest = hashlib.sha256()
         for name in names:
-            before = self._by_stem.get(_stem(name))
-            line = f"{name}\0{before and sha256_file(self.folder / before)}\n"
-            digest.update(line.encode(errors="surrogateescape"))
+            before = self._by_stem.get(match_key(name))
+            digest.update(f"{name}\0{before and self._sha256(before)}\n".encode())
         return digest.hexdigest()
+
+    def _sha256(self, before: str) -> str:
+        """Of a partner; "" where it cannot be read, which `partner` says of its picture."""
+        try:
+            return sha256_file(picture_file(self._files, before))
+        except (BadInput, OSError):
+            return ""
 
     def line(self) -> str:
         return "the picture of the same name in the paired folder"
 
+    def left_out(self) -> dict[str, list[str]]:
+        """What else lies in the paired folder and is not used: kind -> names."""
+        return self._files.left_out
+
     def unmatched(self, names: list[str]) -> list[str]:
         """Pictures of the paired folder that no target picture has asked for."""
-        stems = {_stem(name) for name in names}
+        stems = {match_key(name) for name in names}
         return [name for stem, name in self._by_stem.items() if stem not in stems]
 
     def partner(self, name: str, picture: torch.Tensor) -> torch.Tensor:
         """The "before" picture of a target [3,H,W] in [0,1], brought to the target's size: then one and the same cut
         is the same place in both. BadInput when it is missing, damaged, or shows another frame."""
-        before = self._by_stem.get(_stem(name))
+        before = self._by_stem.get(match_key(name))
         if before is None:
-            raise BadInput(f"The picture {name} has no partner of the same name in the paired folder {self.folder}.")
-        refuse_link_outside(self.folder / before, f"{before} (before)")
-        partner = read_picture(self.folder / before, f"{before} (before)")
+            raise BadInput(
+                f"The picture {name} has no partner of the same name in the paired folder {self.folder.name}."
+            )
+        shown = f"{before} (before)"
+        partner = read_picture(picture_file(self._files, before, shown=shown), shown)
         height, width = picture.shape[1:]
         if abs(partner.shape[2] * height - partner.shape[1] * width) > 0.02 * partner.shape[2] * height:
             raise BadInput(
@@ -255,7 +269,3 @@ def _still_latents(latent: dict, which: str) -> torch.Tensor:
         raise BadInput(f"{which} must be a LATENT batch [B,C,h,w]; its samples are {list(samples.shape)}.")
     return samples
 
-
-def _stem(name: str) -> str:
-    head, dot, tail = name.rpartition(".")
-    return head if dot and "/" not in tail else name

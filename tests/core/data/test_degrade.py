@@ -5,7 +5,8 @@ import torch
 
 from training.data.buckets import resize_and_crop
 from training.data.degrade import degrade
-from training.data.pictures import list_pictures, read_picture
+from training.data.picture_files import list_pictures
+from training.data.pictures import read_picture
 from training.errors import BadInput
 
 

@@ -1,20 +1,12 @@
 """Every kind of picture that people have comes out as the same kind of tensor, and the rest is named."""
 
-import codecs
-
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, ImageOps
 
-from training.data.pictures import (
-    find_orphan_captions,
-    list_pictures,
-    read_caption,
-    read_picture,
-    sha256_file,
-    to_uint8,
-)
+from training.data.picture_files import list_pictures
+from training.data.pictures import FORMATS, quick_size, read_picture, sha256_file, to_uint8
 from training.errors import BadInput
 
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
@@ -113,6 +105,46 @@ def test_a_picture_taken_sideways_stands_upright(tmp_path, suffix):
     assert colour(picture, 16, 4)[0] > 200 and colour(picture, 16, 44)[2] > 200  # what was left is on top
 
 
+def with_junk_exif(image, path):
+    """A sound picture whose EXIF block says that it is turned, and then is no EXIF at all."""
+    image.save(path, exif=b"Exif\x00\x00this is not a TIFF header", quality=95, lossless=True)
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "webp"])
+def test_junk_in_the_exif_of_a_sound_picture_leaves_it_as_it_stands(tmp_path, suffix):
+    picture = read_picture(with_junk_exif(halves(), tmp_path / f"junk.{suffix}"))
+    assert picture.shape == (3, 32, 48)
+    assert colour(picture, 4, 16)[0] > 240 and colour(picture, 44, 16)[2] > 240
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_every_orientation_is_turned_as_pillow_turns_it(tmp_path, turn):
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    path = save(halves(), tmp_path / "turned.png", exif=exif)
+    with Image.open(path) as image:
+        wanted = np.array(ImageOps.exif_transpose(image))
+    assert np.array_equal(to_uint8(read_picture(path)), wanted)
+
+
+@pytest.mark.parametrize("suffix, format", [("jfif", "JPEG"), ("JPE", "JPEG"), ("apng", "PNG"), ("AVIF", "AVIF")])
+def test_further_endings_of_known_formats_are_pictures(tmp_path, suffix, format):
+    path = tmp_path / f"picture.{suffix}"
+    halves().save(path, format=format, quality=95)
+    assert list_pictures(tmp_path) == [path.name] and colour(read_picture(path), 4, 16)[0] > 240
+
+
+def test_a_size_is_read_by_the_same_decoders_and_no_other(tmp_path):
+    path = save(halves(), tmp_path / "a.png")
+    assert quick_size(path) == (48, 32) and quick_size(tmp_path / "gone.png") is None
+    drawing = tmp_path / "drawing.png"
+    drawing.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n%%EndComments\n")
+    with Image.open(drawing) as opened:  # Pillow itself would read it, and start Ghostscript
+        assert opened.format == "EPS" and "EPS" not in FORMATS
+    assert quick_size(drawing) is None
+
+
 def test_a_jpeg_that_is_called_png_is_read(tmp_path):
     path = tmp_path / "really-a-jpeg.png"
     halves().save(path, format="JPEG")
@@ -177,38 +209,6 @@ def test_truncated_files_are_refused_even_where_pil_was_told_to_fill_them(tmp_pa
     with pytest.raises(BadInput, match="cut.jpg"):
         read_picture(path)
     assert ImageFile.LOAD_TRUNCATED_IMAGES is True  # the host's own setting is left as it was
-
-
-def test_pictures_are_listed_in_one_order_with_their_folders(tmp_path):
-    for name in ("b.PNG", "a/z.jpg", "a/B.webp", "ä.jpeg", "notes.md", ".hidden.png", ".git/c.png", "x.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"x")
-    assert list_pictures(tmp_path) == ["a/B.webp", "a/z.jpg", "b.PNG", "ä.jpeg"]
-
-
-def test_a_folder_without_pictures_says_so(tmp_path):
-    with pytest.raises(BadInput, match="holds no picture"):
-        list_pictures(tmp_path)
-    with pytest.raises(BadInput, match="There is no picture folder"):
-        list_pictures(tmp_path / "gone")
-
-
-def test_captions_are_read_beside_their_pictures(tmp_path):
-    fox = "\u4e00\u53ea\u72d0\u72f8"  # the same in Chinese
-    (tmp_path / "a.txt").write_bytes(codecs.BOM_UTF8 + f" {fox}, a fox\r\n".encode())
-    (tmp_path / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
-    assert read_caption(tmp_path / "a.png") == f"{fox}, a fox"
-    assert read_caption(tmp_path / "none.png") == ""
-    with pytest.raises(BadInput, match="latin.txt is not UTF-8 text .byte 3"):
-        read_caption(tmp_path / "latin.png")
-
-
-def test_captions_without_a_picture_are_found(tmp_path):
-    for name in ("a.txt", "a.png", "sub/b.txt", "sub/a.jpg", "c.v2.txt", "c.v2.png"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"x")
-    assert find_orphan_captions(tmp_path, list_pictures(tmp_path)) == ["sub/b.txt"]
-    assert read_caption(tmp_path / "c.v2.png") == "x"
 
 
 def test_file_hash_is_sha256(tmp_path):

@@ -9,7 +9,8 @@ from PIL import Image
 
 from training.data.buckets import resize_and_crop
 from training.data.degrade import degrade
-from training.data.pictures import list_pictures, read_picture, to_uint8
+from training.data.picture_files import list_pictures
+from training.data.pictures import read_picture, to_uint8
 from training.data.split import group_of, perceptual_hash, split
 from training.errors import BadInput
 
