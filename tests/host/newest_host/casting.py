@@ -61,7 +61,8 @@ def cast_weights(
     """(weight, bias), with `offloadable` also the token for the host's uncast, of a layer about to compute."""
     if not hasattr(layer, "_v"):
         return _HOST_CAST(layer, input, dtype, device, bias_dtype, offloadable)
-    dtype = input.dtype if dtype is None else dtype
+    if input is not None:  # without one, an embedding asks for its weight as it is
+        dtype = input.dtype if dtype is None else dtype
     bias_dtype = dtype if bias_dtype is None else bias_dtype
     if layer._v_signature is None:
         zeros_for_meta(layer)
