@@ -66,14 +66,19 @@ class _Target:
         return None
 
 
-def host_clip(name, state=None, dtype=None):
-    """What the host's loader makes of a file that holds `state`; `dtype`: as its flag for that dtype would."""
+def clip_target(name):
+    """What the host's CLIP is made of for this family: its target, and the options for a small one."""
     family = FAMILIES[name]
     small = {**_SMALL, **family.small}
-    options = {f"{encoder}_model_config": small[encoder] for encoder in family.encoders}
+    return _Target(family.model), {f"{encoder}_model_config": small[encoder] for encoder in family.encoders}
+
+
+def host_clip(name, state=None, dtype=None):
+    """What the host's loader makes of a file that holds `state`; `dtype`: as its flag for that dtype would."""
+    target, options = clip_target(name)
     if dtype is not None:
         options["dtype"] = dtype
-    clip = comfy.sd.CLIP(_Target(family.model), model_options=options)
+    clip = comfy.sd.CLIP(target, model_options=options)
     clip.load_sd({k: v.clone() for k, v in (state or file_of(name)).items()}, full_model=True)
     return clip
 

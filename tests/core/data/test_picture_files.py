@@ -65,7 +65,10 @@ def test_two_names_that_read_alike_are_not_taken_for_one_another(tmp_path):
     assert files.names == ["\\x83.png"] and files.left_out == {"names that read like another's": ["\\x83.png"]}
 
 
-@pytest.mark.parametrize("name", ["\u72d0\u72f8.png", "e\u0301.jpg", "a\u3000b.png", "\U0001f469\u200d\U0001f469\u200d\U0001f467.webp", "x" * 251 + ".png"])
+@pytest.mark.parametrize(
+    "name",
+    ["\u72d0\u72f8.png", "e\u0301.jpg", "a\u3000b.png", "\U0001f469\u200d\U0001f467.webp", "x" * 251 + ".png"],
+)
 def test_every_other_name_is_its_own_text(name):
     assert plain_text(name) == name
 
