@@ -9,7 +9,7 @@ const NAME = "ref2v_text"
 const LINE = 15 // pixels
 const PADDING = 12
 const MOST_LINES = 18 // more of them are scrolled to
-const ROW = /\S {2,}\S/ // of a table: its columns stay, while other lines are wrapped
+const ROW = /^\||\S {2,}\S/ // of a table: its columns stay, while other lines are wrapped
 const FENCE = "```" // around tables, for what reads the report as Markdown
 
 const STYLE = {
