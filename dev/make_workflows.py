@@ -139,9 +139,6 @@ def make(page, name: str):
     api = json.loads((WORKFLOWS / "api" / f"{name}.json").read_text(encoding="utf-8"))
     made = json.loads(page.evaluate(BUILD, {"name": name, "api": api, "layout": as_data(LAYOUTS[name])}))
     exported = dict(sorted(made["output"].items(), key=lambda entry: int(entry[0])))
-    for entry in exported.values():
-        if entry["class_type"] == "PreviewAny":
-            entry["inputs"].pop("preview", None)  # the text that it shows, which the host does not read
     write_json(WORKFLOWS / "api" / f"{name}.json", exported)
     write_json(WORKFLOWS / f"{name}.json", stable(made["workflow"], name))
 

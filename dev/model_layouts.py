@@ -25,8 +25,7 @@ LAYOUTS: dict[str, Layout] = {
                         Node(2),
                         Node(1, height=PICTURE),
                     ],
-                    [Node(3, height=360, width=440)],
-                    [Node(4, height=860, width=700)],
+                    [Node(3, height=860, width=700)],
                 ],
             ),
         ],
@@ -52,8 +51,8 @@ LAYOUTS: dict[str, Layout] = {
                         ),
                         Node(1),
                     ],
-                    [Node(2, height=420, width=560), Node(10, height=300, width=560)],
-                    [Node(3)],
+                    [Node(2, height=480, width=640)],
+                    [Node(3, height=240)],
                 ],
             ),
         ],
@@ -76,10 +75,10 @@ LAYOUTS: dict[str, Layout] = {
                             "picture itself, so it is worth FP32.",
                             height=270,
                         ),
-                        Node(2),
+                        Node(2, height=330, width=420),
                     ],
-                    [Node(3), Node(11, height=190, width=420)],
-                    [Node(4), Node(12, height=190, width=420)],
+                    [Node(3, height=290, width=420)],
+                    [Node(4, height=290, width=420)],
                 ],
             ),
         ],
@@ -97,7 +96,7 @@ LAYOUTS: dict[str, Layout] = {
                 "768x768 on SD1.5: the scores of one layer are larger than the model",
                 [
                     [
-                        Node(1, height=560),
+                        Node(1, height=980, width=600),
                         Note(
                             READ_ME,
                             "Nothing is loaded and nothing is computed: queue it, it takes seconds.\n\n"
@@ -108,7 +107,7 @@ LAYOUTS: dict[str, Layout] = {
                             height=260,
                         ),
                     ],
-                    [Node(2, height=480, width=760), Node(3, height=340, width=760)],
+                    [Node(2, height=480, width=760)],
                 ],
             ),
             Group(
@@ -116,7 +115,7 @@ LAYOUTS: dict[str, Layout] = {
                 [
                     [
                         Node(7),
-                        Node(8, height=480),
+                        Node(8, height=980, width=600),
                         Note(
                             "What fits",
                             "**Choose your checkpoint first**; without one only this part is skipped.\n\n"
@@ -126,7 +125,7 @@ LAYOUTS: dict[str, Layout] = {
                             height=170,
                         ),
                     ],
-                    [Node(9, height=480, width=760), Node(10, height=340, width=760)],
+                    [Node(9, height=480, width=760)],
                 ],
             ),
         ],
@@ -134,15 +133,15 @@ LAYOUTS: dict[str, Layout] = {
             Group(
                 "1344x768 on SDXL",
                 [
-                    [Node(4, height=560)],
-                    [Node(5, height=480, width=760), Node(6, height=340, width=760)],
+                    [Node(4, height=980, width=600)],
+                    [Node(5, height=480, width=760)],
                 ],
             ),
             Group(
                 "Training: optimizer, activations, several GPUs",
                 [
-                    [Node(11, height=520)],
-                    [Node(12, height=480, width=760), Node(13, height=340, width=760)],
+                    [Node(11, height=1040, width=600)],
+                    [Node(12, height=480, width=760)],
                 ],
             ),
         ],

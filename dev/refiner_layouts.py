@@ -31,6 +31,9 @@ the size that you want there.
 Keep KSampler at 8 steps, euler, simple, cfg 1, **denoise 1**. To refine less, lower *strength* in Load Refiner.
 """
 
+# They show a picture and a text, below their inputs.
+_BUILD, _TRAIN = Node(3, height=900, width=440), Node(4, height=980, width=560)
+
 DETAILS_NOTE = """\
 *lanczos* on the way down, because the host's *bicubic* does not smooth before it shrinks, and the refiner was not \
 trained on the jagged edges that this leaves.
@@ -61,8 +64,7 @@ def _build_and_train(*options: Node) -> list[Group]:
                     Note("The pictures", PICTURES_NOTE, height=170),
                     Note("Training", TRAIN_NOTE, height=180),
                 ],
-                [Node(3, height=640)],
-                [Node(5, height=640, width=420)],
+                [_BUILD],
             ],
         ),
         _train(*options),
@@ -71,8 +73,8 @@ def _build_and_train(*options: Node) -> list[Group]:
 
 def _train(*options: Node) -> Group:
     """The group that trains on the dataset of node 3."""
-    shown = [Node(6, height=300, width=560), Node(7, height=300, width=560)]
-    return Group("2. Train", [*([[*options]] if options else []), [Node(4, height=640)], shown])
+    loss = [Node(7, height=480, width=640)]
+    return Group("2. Train", [*([[*options]] if options else []), [_TRAIN], loss])
 
 
 
@@ -180,8 +182,7 @@ LAYOUTS: dict[str, Layout] = {
                             height=260,
                         ),
                     ],
-                    [Node(3, height=640)],
-                    [Node(5, height=640, width=420)],
+                    [_BUILD],
                 ],
             ),
             _train(),
@@ -234,14 +235,10 @@ LAYOUTS: dict[str, Layout] = {
                             height=190,
                         ),
                     ],
-                    [Node(3, height=640)],
-                    [Node(5, height=640, width=420)],
+                    [_BUILD],
                 ],
             ),
-            Group(
-                "2. Train",
-                [[Node(4, height=640)], [Node(6, height=300, width=560), Node(7, height=300, width=560)]],
-            ),
+            _train(),
         ]
     ],
     "train_from_latents": [
@@ -261,13 +258,12 @@ LAYOUTS: dict[str, Layout] = {
                             height=170,
                         ),
                     ],
-                    [Node(4, height=640)],
-                    [Node(6, height=640, width=420)],
+                    [Node(4, height=900, width=440)],
                 ],
             ),
             Group(
                 "2. Train",
-                [[Node(5, height=640)], [Node(7, height=300, width=560), Node(8, height=300, width=560)]],
+                [[Node(5, height=980, width=560)], [Node(8, height=480, width=640)]],
             ),
         ]
     ],

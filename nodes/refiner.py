@@ -136,7 +136,7 @@ class Ref2VTrainRefiner(io.ComfyNode):
         with loading(cls):
             from .host.refiner_training import train_refiner
         trained = train_refiner(cls.hidden.unique_id, if_run_exists, **inputs)
-        shown = {**ui.PreviewImage(trained.loss, cls=cls).as_dict(), **ui.PreviewText(trained.message).as_dict()}
+        shown = {**ui.PreviewImage(trained.loss, cls=cls).as_dict(), **ui.PreviewText(trained.report).as_dict()}
         return io.NodeOutput(trained.path, trained.report, trained.loss, ui=shown)
 
 

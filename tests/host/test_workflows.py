@@ -34,6 +34,12 @@ def run(host, inputs):
     return run_once
 
 
+def said(result, node: str) -> str:
+    """The text that stands on a node."""
+    (text,) = result.outputs[node]["text"]
+    return text
+
+
 # ------------------------------------------------------------------------------------------------- what comes of them
 
 
@@ -63,8 +69,9 @@ def test_training_leaves_a_whole_run_and_says_what_it_did(host, run, name):
     report = json.loads((folder / "report.json").read_text())
     assert report["training"]["epochs"] == 2 and report["evaluation"]["on"] == "held-out pairs"
     assert {path.name for path in folder.glob("*.png")} == {"grid.png", "loss.png", "report.png"}
-    texts = [result.outputs[node]["text"][0] for node in of_type(prompt, "PreviewAny")]
-    assert any("training pairs" in text for text in texts) and any("Measured on" in text for text in texts)
+    (built,) = of_type(prompt, "Ref2VBuildRefinerDataset")
+    (trained,) = of_type(prompt, "Ref2VTrainRefiner")
+    assert "training pairs" in said(result, built) and "Measured on" in said(result, trained)
 
 
 @pytest.mark.parametrize("name", ["refine", "refine_split", "refine_custom_sampler", "train_and_refine"])
@@ -96,23 +103,25 @@ def test_split_vae_shows_one_picture_in_two_precisions(host, run):
     fine, coarse = picture[:, :width], picture[:, -width:]
     assert np.abs(fine - coarse).max() > 0
     assert np.corrcoef(fine.ravel(), coarse.ravel())[0, 1] > 0.9
-    said = [result.outputs[node]["text"][0] for node in of_type(api("vae_split_precision"), "PreviewAny")]
-    assert ["Encoder: bf16\nDecoder: fp32" in said[0], "Encoder: bf16\nDecoder: bf16" in said[1]] == [True, True]
+    first, second = of_type(api("vae_split_precision"), "Ref2VSelectVAEPrecision")
+    assert "Encoder: bf16\nDecoder: fp32" in said(result, first)
+    assert "Encoder: bf16\nDecoder: bf16" in said(result, second)
 
 
 def test_planned_precision_paints_and_says_what_runs_in_what(host, run):
     result = run("precision_plan")
     (node,) = of_type(api("precision_plan"), "SaveImage")
     assert as_array(host.pictures(result, node)[0]).std() > 0.01
-    (node,) = of_type(api("precision_plan"), "PreviewAny")
-    table = result.outputs[node]["text"][0].splitlines()
+    (node,) = of_type(api("precision_plan"), "Ref2VApplyPrecisionPlan")
+    table = said(result, node).splitlines()
     rows = {line.split("  ")[0]: line for line in table}
     assert "bf16" in rows["MODEL"] and "fp32" in rows["VAE decoder"] and "bf16" in rows["VAE encoder"], table
 
 
 def test_precision_audit_judges_all_three_models(host, run):
     result, prompt = run("precision_audit"), api("precision_audit")
-    (text,) = (result.outputs[node]["text"][0] for node in of_type(prompt, "PreviewAny"))
+    (node,) = of_type(prompt, "Ref2VAuditPrecision")
+    text = said(result, node)
     for part in ("VAE encoder", "VAE decoder", "CLIP clip_l", "MODEL at sigma"):
         assert f"\n- {part}" in text and f"**{part}" in text, part
     assert "bf16 decode: " in text and " dB against FP32" in text
@@ -178,6 +187,12 @@ def test_template_browser_lists_every_workflow_with_a_picture(host):
     for name in NAMES:
         assert json.loads(host.request(f"/api/workflow_templates/{PACK_NAME}/{name}.json")) == ui(name)
         assert host.request(f"/api/workflow_templates/{PACK_NAME}/{name}.jpg")[:2] == b"\xff\xd8"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_node_is_there_only_to_show_a_text(name):
+    """What our nodes say stands on themselves."""
+    assert not of_type(api(name), "PreviewAny") + of_type(api(name), "PreviewText")
 
 
 def test_notes_speak_of_workflows_that_exist():
