@@ -15,6 +15,7 @@ from typing import Any
 from comfy_api.latest import io
 
 from ...training.errors import BadInput
+from .wording import word_errors
 
 __all__ = ["check_choice", "declare", "describe", "node_schema"]
 
@@ -66,7 +67,10 @@ def node_schema(
 
     `more` may hold any keyword of any host version (`hidden`, `is_output_node`, `search_aliases`, ...); what this
     host does not know is dropped. An id must not name both an input and an output: old hosts refuse that.
+
+    Every node comes by here, so here its sentences for people lose the server's folders (wording.py).
     """
+    word_errors(node)
     return declare(
         io.Schema,
         node_id=node_id,
