@@ -29,6 +29,7 @@ __all__ = [
     "dataset_folder",
     "is_inside",
     "list_refiners",
+    "model_file",
     "move_aside",
     "refiner_file",
     "refuse_link_outside",
@@ -259,10 +260,15 @@ def _is_for_people(folders: list[str]) -> bool:
     return not any(name == EARLIER_CHECKPOINTS or name.startswith(".") for name in folders)
 
 
+def model_file(kind: str, name: str) -> str | None:
+    """Full path of a file in the host's folders of a kind of model, with either separator in its name; None without."""
+    places = (folder_paths.get_full_path(kind, spelling) for spelling in spellings(name))
+    return next((path for path in places if path is not None), None)
+
+
 def refiner_file(name: str) -> Path:
     """Full path of a file from `list_refiners()`; BadInput when it is not there (any more)."""
-    places = (folder_paths.get_full_path(MODEL_FOLDER, spelling) for spelling in spellings(name))
-    found = next((path for path in places if path is not None), None)
+    found = model_file(MODEL_FOLDER, name)
     if found is None:
         folders = " or ".join(folder_paths.get_folder_paths(MODEL_FOLDER))
         raise BadInput(f"The refiner file {name!r} does not exist in {folders}.")

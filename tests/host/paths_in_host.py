@@ -150,6 +150,11 @@ def check_a_name_with_the_other_separator():
     choice = pack("nodes.host.refiner_choice")
     found = [choice.choose_refiner("run.previous-1\\refiner.safetensors", None)]
     found += [choice.start_file("run.previous-1\\refiner.safetensors")]
+    for kind in ("vae", "checkpoints"):
+        (BASE / "models" / kind / "sub").mkdir(parents=True, exist_ok=True)
+        (BASE / "models" / kind / "sub" / "x.safetensors").write_bytes(b"x")
+    vae_path = pack("nodes.host.precision.vae_file")._path
+    found += [vae_path("sub\\x.safetensors"), vae_path("checkpoints/sub\\x.safetensors")]
     return [os.path.relpath(path, BASE) for path in found]
 
 

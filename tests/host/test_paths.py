@@ -86,8 +86,11 @@ def test_the_model_library_of_the_host_lists_finished_files_alone(results):
     assert "run/.checkpoints/step-00000001/refiner.safetensors" in results["what_the_host_lists"]["menu"]
 
 
-def test_a_workflow_from_windows_finds_its_refiner(results):
-    assert results["a_name_with_the_other_separator"] == ["output/refiners/run.previous-1/refiner.safetensors"] * 2
+def test_a_workflow_from_windows_finds_its_files(results):
+    assert results["a_name_with_the_other_separator"] == [
+        "output/refiners/run.previous-1/refiner.safetensors", "output/refiners/run.previous-1/refiner.safetensors",
+        "models/vae/sub/x.safetensors", "models/checkpoints/sub/x.safetensors",
+    ]  # fmt: skip
 
 
 def test_a_runs_own_file_does_not_lead_the_host_out_of_its_folders(results):
