@@ -61,7 +61,7 @@ def measure(config: TrainConfig, rounds: int) -> tuple[dict[str, list[list[float
         loop.train(config, clock, clock.should_stop)
     finally:
         loop.BackgroundSaver = before
-    newest = max((config.run / "checkpoints").glob("step-*"))
+    newest = max((config.run / ".checkpoints").glob("step-*"))
     size = sum(file.stat().st_size for file in newest.iterdir())
     return {way: epochs[1 + k :: 2] for k, way in enumerate(WAYS)}, size  # the first one warmed up
 

@@ -83,7 +83,7 @@ class Bench:
         """The newest checkpoint's tensors and state."""
         from training.checkpoint import load_newest
 
-        found, _ = load_newest(config.run / "checkpoints")
+        found, _ = load_newest(config.run / ".checkpoints")
         parts = {"weights": found.weights, "ema": found.ema, "optimizer": found.optimizer}
         tensors = {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
         return {"tensors": tensors, "state": found.state}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 from pathlib import Path
@@ -164,13 +163,15 @@ def _estimate_attention(options: argparse.Namespace) -> int:
 def _write_chart(picture, path: Path) -> None:
     import os
 
+    from .whole_file import replace
+
     beside = path.with_name(f"{path.name}.partial")
     try:
         with open(beside, "wb") as file:
             picture.save(file, format="PNG")
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        replace(beside, path)
     except OSError as error:
         raise BadInput(f"--chart: expected a file that can be written, got {path} ({error.strerror}).") from error
 
@@ -188,13 +189,16 @@ def _train(options: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from .config import TrainConfig
+    from .plain_json import RepeatedKey, parse_json
     from .run import train
 
     try:
-        values = json.loads(options.config.read_text(encoding="utf-8"))
+        values = parse_json(options.config.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise BadInput(f"--config: expected a JSON file, cannot read {options.config} ({error.strerror}).") from error
-    except ValueError as error:
+    except RepeatedKey as error:
+        raise BadInput(f"--config: {options.config}: {error}.") from error
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"--config: expected JSON in {options.config}, got text that is none ({error}).") from error
     if isinstance(values, dict):
         kept = values.get("config")  # a run folder's own config.json can be given as it stands

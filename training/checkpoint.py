@@ -12,7 +12,6 @@ Tensors are safetensors and the rest is JSON. Nothing here opens a pickle.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from .config import differences
 from .errors import BadInput
 from .names import plain_names
 from .sealed import seal, what_is_broken
-from .whole_file import sync_folder
+from .whole_file import replace, sync_folder
 
 if TYPE_CHECKING:
     import torch
@@ -84,7 +83,7 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int, best: int | None = Non
             seal(beside)
             if final.exists():
                 _remove(final)
-            os.replace(beside, final)
+            replace(beside, final)
             sync_folder(folder)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(beside, ignore_errors=True)
@@ -118,7 +117,7 @@ def _remove(path: Path) -> None:
     """Delete a checkpoint; one that is half deleted, by a kill in between, no longer has the name of a whole one."""
     hidden = path.with_name(f".{path.name}.partial-removal")
     shutil.rmtree(hidden, ignore_errors=True)
-    os.replace(path, hidden)
+    replace(path, hidden)
     shutil.rmtree(hidden, ignore_errors=True)
 
 
@@ -161,7 +160,7 @@ def take_up(folder: Path, run: dict[str, Any], like: dict[str, Tensor]) -> tuple
         aside = path.with_name(path.name + ASIDE)
         try:
             shutil.rmtree(aside, ignore_errors=True)
-            os.replace(path, aside)
+            replace(path, aside)
             sentences.append(f"{sentence} It is now called {aside.name}.")
         except OSError:
             sentences.append(sentence)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from .errors import BadInput
 from .optim.adamw import Moments, Rounding, RoundingChoice
+from .plain_json import RepeatedKey, parse_json
 from .refiner.unet import PRESETS
 from .sdxl_refiner.diffusion import LAST
 from .start_file import start_file_hash
@@ -22,6 +23,15 @@ from .suggest import complaint
 Precision = Literal["fp32", "bf16", "fp16", "pure_bf16"]
 MOST_RANK = 1024  # of LoRA
 MOST_LOW_SUMS = 64  # gradients that add up in bfloat16: the 257th of equal size would change nothing
+
+
+def _without_zero_byte(path: Path) -> Path:
+    if "\0" in str(path):
+        raise ValueError("must be a path, and no path holds a zero byte")
+    return path
+
+
+PlainPath = Annotated[Path, AfterValidator(_without_zero_byte)]
 
 
 class Section(BaseModel):
@@ -35,7 +45,7 @@ class RefinerConfig(Section):
     shape: dict[str, Any] | None = Field(None, description="explicit UNetConfig fields instead of a preset")
     base: Literal["SD1.5", "SDXL"] | None = Field(None, description="the base model's name, for the size ratio")
     allow_larger: bool = Field(False, description="train a refiner above 30 % of its base all the same")
-    start_from: Path | None = Field(None, description="the file to start from; none = random weights")
+    start_from: PlainPath | None = Field(None, description="the file to start from; none = random weights")
 
     @model_validator(mode="after")
     def _known(self) -> RefinerConfig:
@@ -154,8 +164,8 @@ class HealthConfig(Section):
 class TrainConfig(Section):
     """A whole run. `dataset` and `run` are folders; nothing of them enters the trained file's bytes."""
 
-    dataset: Path
-    run: Path
+    dataset: PlainPath
+    run: PlainPath
     objective: Literal["residual", "sdxl_refiner"] = "residual"
     sdxl_refiner: SDXLRefinerConfig = SDXLRefinerConfig()
     refiner: RefinerConfig = RefinerConfig()
@@ -230,9 +240,12 @@ class TrainConfig(Section):
     def parse(cls, text: str) -> TrainConfig:
         """From JSON; BadInput with the field's name."""
         try:
-            return cls.model_validate_json(text)
-        except ValidationError as error:
-            raise BadInput(f"Training configuration: {complaint(error, cls)}.") from error
+            values = parse_json(text)
+        except RepeatedKey as error:
+            raise BadInput(f"Training configuration: {error}.") from error
+        except (ValueError, RecursionError) as error:
+            raise BadInput(f"Training configuration: expected JSON, got text that is none ({error}).") from error
+        return cls.build(values)
 
     @classmethod
     def build(cls, values: dict[str, Any]) -> TrainConfig:

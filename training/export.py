@@ -60,7 +60,7 @@ def export_checkpoint(
 
 def _read_config(run: Path) -> tuple[TrainConfig, str]:
     try:
-        stored = json.loads((run / "config.json").read_text(encoding="utf-8"))
+        stored = json.loads((run / "config.json").read_text(encoding="utf-8-sig"))
         return TrainConfig.build(stored["config"]), stored["data"]
     except BadInput:
         raise

@@ -7,6 +7,7 @@ from typing import Any
 
 from .config import MEANS_NOTHING_BY_ITSELF, OptimizerConfig, TrainConfig
 from .errors import BadInput
+from .plain_json import RepeatedKey, parse_json
 
 __all__ = ["FIELDS", "build_options", "default_of"]
 
@@ -84,7 +85,9 @@ def _noise_scale(text: str) -> Any:
 
 def _parse(text: str) -> dict[str, Any]:
     try:
-        values = json.loads(text.strip() or "{}")
+        values = parse_json(text.strip() or "{}")
+    except RepeatedKey as error:
+        raise BadInput(f"more: {error}.") from error
     except (ValueError, RecursionError) as error:
         raise BadInput(f"more: expected {_EXAMPLE}, got text that is not JSON ({error}).") from error
     if not isinstance(values, dict):

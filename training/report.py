@@ -143,7 +143,7 @@ def read_grid(path: Path) -> list[dict[str, Image]]:
     from PIL import Image
 
     try:
-        with Image.open(path) as file:
+        with Image.open(path, formats=["PNG"]) as file:
             sizes, grid = json.loads(file.text.get(ROWS, "[]")), file.convert("RGB")
     except (OSError, ValueError, AttributeError, SyntaxError):  # PIL says SyntaxError of some broken files
         return []

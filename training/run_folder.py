@@ -2,13 +2,17 @@
 
     config.json         the whole configuration, the identity that decides the weights, and the data's hash
     status.json         running | stopped | failed | done, with step and message
-    checkpoints/        whole states: the newest, and the best
     metrics.jsonl       one line a step; tensorboard/ the same
     memory.jsonl        bytes in use, now and then
     validation/         pictures in mid-training
     report.png          the run on one page, when it is done, stopped or failed
     refiner.safetensors, report.json, loss.png, grid.png      at the end; with LoRA lora.safetensors, too
+    .checkpoints/       whole states: the newest, and the best
     .lock               held by the process that trains here
+
+The folder lies where ComfyUI looks for models, so what is no finished file is hidden: its Model Library lists nothing
+in a folder whose name begins with a dot, and its asset scan hashes nothing there. Such names are kept free for more.
+Runs that were begun before have `checkpoints`, which is read as it is, and renamed when the run is claimed.
 """
 
 from __future__ import annotations
@@ -32,9 +36,10 @@ from .file_lock import LOCK, hold_lock, release_lock
 from .refiner.file import load_meta
 from .refiner.lora import ADAPTERS, load_lora_meta
 from .sdxl_refiner.file import load_meta as load_sdxl_meta
-from .whole_file import beside_of, write_whole
+from .whole_file import beside_of, replace, write_whole
 
 REFINER = "refiner.safetensors"
+CHECKPOINTS, EARLIER_CHECKPOINTS = ".checkpoints", "checkpoints"
 
 
 class RunFolder:
@@ -43,8 +48,13 @@ class RunFolder:
         self.refiner = path / REFINER
         self.lora = path / ADAPTERS
         self.report = path / "report.json"
-        self.checkpoints = path / "checkpoints"
         self._lock: IO[bytes] | None = None
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the whole states, also of a run that was begun before it was hidden."""
+        hidden, earlier = self.path / CHECKPOINTS, self.path / EARLIER_CHECKPOINTS
+        return earlier if earlier.is_dir() and not hidden.exists() else hidden
 
     def status(self) -> dict[str, Any]:
         """The last status written, {} for a folder without one."""
@@ -78,13 +88,24 @@ class RunFolder:
         ours = {LOCK, beside_of(self.path / "config.json").name}  # a kill while a run begins leaves no more than these
         others = [file for file in self.path.iterdir() if file.name not in ours] if self.path.is_dir() else []
         if others and not stored:
+            if (self.path / "config.json").exists():
+                raise BadInput(
+                    f"Run folder {self.path}: its config.json is empty or damaged, so which run this is cannot be "
+                    "told: put the file back, or give the new run another name."
+                )
             raise BadInput(f"Run folder {self.path}: expected an empty folder or a run, found other files in it.")
         changed = _changes(stored, new) if stored else []
         if not changed and self.is_finished():
-            return  # nothing to write: what is finished can be used from a folder that can only be read, too
+            # nothing must be written: what is finished can be used from a folder that can only be read, too
+            if (self.path / EARLIER_CHECKPOINTS).is_dir():
+                with suppress(OSError, BadInput):
+                    self._hold()
+                    self._hide_checkpoints()
+            return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._hold()
+            self._hide_checkpoints()
             if changed and self._has_learned():
                 raise BadInput(
                     f"Run {self.path.name!r} exists with another configuration ({'; '.join(changed)}): "
@@ -113,6 +134,19 @@ class RunFolder:
                 "another name."
             )
 
+    def _hide_checkpoints(self) -> None:
+        """Rename the folder of an earlier version; what both have is the same state of the same run."""
+        hidden, earlier = self.path / CHECKPOINTS, self.path / EARLIER_CHECKPOINTS
+        if not earlier.is_dir():
+            return
+        if not hidden.exists():
+            replace(earlier, hidden)
+            return
+        for folder in earlier.iterdir():
+            if not (hidden / folder.name).exists():
+                replace(folder, hidden / folder.name)
+        shutil.rmtree(earlier)
+
     def _has_refiner(self) -> bool:
         """Whether refiner.safetensors, and a LoRA run's adapters, are there and whole (a header covers its file)."""
         for load in (load_meta, load_sdxl_meta):
@@ -140,8 +174,7 @@ class RunFolder:
         except Exception as error:
             sentence = error
             if isinstance(error, OSError):
-                reason = error.strerror or error
-                sentence = BadInput(f"Run folder {self.path}: writing failed ({reason}); its checkpoints are kept.")
+                sentence = BadInput(self._failed_with(error))
             elif is_dead_loader(error):
                 sentence = TrainingFailed(
                     f"A loader process was ended from outside, most often as the memory ran out ({error}): take fewer "
@@ -160,6 +193,16 @@ class RunFolder:
                 raise
             raise sentence from error
 
+    def _failed_with(self, error: OSError) -> str:
+        """Which file could not be used, and why: one of the run's own, or another."""
+        reason, file = error.strerror or error, error.filename
+        if isinstance(file, (str, bytes)):
+            path = Path(os.fsdecode(file))
+            if not path.is_relative_to(self.path):
+                return f"{path} could not be read or written ({reason}); the run's checkpoints are kept."
+            return f"Run folder {self.path}: writing {path.name} failed ({reason}); its checkpoints are kept."
+        return f"Run folder {self.path}: writing failed ({reason}); its checkpoints are kept."
+
     def move_aside(self) -> Path | None:
         """Rename the folder to `<name>.previous-N` for a start over; nothing is lost. None where there was none."""
         if not self.path.exists():
@@ -168,7 +211,7 @@ class RunFolder:
         try:
             self._hold()
             self.release()  # Windows renames no folder that has an open file
-            os.replace(self.path, aside)
+            replace(self.path, aside)
         except OSError as error:
             raise BadInput(f"Run folder {self.path}: cannot be kept as {aside.name} ({error.strerror}).") from error
         return aside
@@ -187,14 +230,14 @@ def _changes(stored: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    # On a CPU torch has no exception of its own for it.
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+    # By this name torch has it from 2.0 on, by that of torch.OutOfMemoryError from 2.5 on. On a CPU it has none.
+    return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     """The object in a file; {} where there is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

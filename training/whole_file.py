@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import time
 from pathlib import Path
+
+_PATIENCE, _PAUSE = 5.0, 0.05  # seconds; a virus scanner or an indexer lets go of a file in less
 
 
 def beside_of(path: Path) -> Path:
@@ -20,7 +24,25 @@ def write_whole(path: Path, content: str | bytes) -> None:
     else:
         beside.write_bytes(content)
     sync_file(beside)
-    os.replace(beside, path)
+    replace(beside, path)
+
+
+def replace(source: Path, target: Path) -> None:
+    """Give a file or folder its final name, as `os.replace`; OSError where that is not possible.
+
+    On Windows, and on disks shared by it, a file cannot be renamed while a virus scanner, an indexer or a viewer has it
+    open, which most often is over in a moment: that is waited for.
+    """
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            os.replace(source, target)
+            return
+        except PermissionError as error:
+            held = error.errno == errno.EACCES and os.access(target.parent, os.W_OK)
+            if not held or time.monotonic() > until:
+                raise
+            time.sleep(_PAUSE)
 
 
 def sync_file(path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import unicodedata
 from pathlib import Path
 
 import folder_paths
@@ -16,26 +17,36 @@ import folder_paths
 from ...training.data.staging import aside_name
 from ...training.errors import BadInput
 from ...training.refiner.lora import ADAPTERS
+from ...training.run_folder import EARLIER_CHECKPOINTS
+from ...training.whole_file import replace
 
 __all__ = [
     "MODEL_FOLDER",
     "allowed_roots",
     "check_name",
     "config_file",
+    "configured_roots",
     "dataset_folder",
+    "is_inside",
     "list_refiners",
+    "model_file",
     "move_aside",
     "refiner_file",
     "refuse_link_outside",
     "register_model_folder",
     "resolve_inside",
     "run_folder",
+    "spellings",
 ]
 
 MODEL_FOLDER = "refiners"  # models/refiners and output/refiners
 _DATASETS = "refiner_datasets"
 _WINDOWS_DEVICES = {"con", "prn", "aux", "nul"} | {f"{port}{i}" for port in ("com", "lpt") for i in range(1, 10)}
 _LONGEST_NAME = 200  # bytes; file systems allow 255, and ".previous-12" and the like come on top
+_IS_WINDOWS = os.name == "nt"
+_LONGEST_PATH_ON_WINDOWS = 259  # characters, where longer ones have not been allowed for the whole machine
+_LONGEST_IN_RUN = ".previous-12/.checkpoints/.step-00000001.partial-removal/optimizer.safetensors"
+_LONGEST_IN_DATASET = "-0123456789.previous-12.partial/context-empty.safetensors"
 
 
 def register_model_folder() -> None:
@@ -55,7 +66,8 @@ def config_file() -> Path:
     return Path(folder_paths.get_system_user_directory("ref2v")) / "config.json"
 
 
-def _configured_roots() -> list[str]:
+def configured_roots() -> list[str]:
+    """The roots in `config_file`, absolute; BadInput where it is no list of such."""
     file = config_file()
     if not file.is_file():
         return []
@@ -80,11 +92,12 @@ def allowed_roots() -> list[str]:
     for kind, (paths, _) in folder_paths.folder_names_and_paths.items():
         if kind != "custom_nodes":  # code, not models
             roots += paths
-    roots += _configured_roots()
+    roots += configured_roots()
     return [os.path.abspath(root) for root in roots]
 
 
-def _is_inside(path: str, root: str) -> bool:
+def is_inside(path: str, root: str) -> bool:
+    """Whether an absolute path is `root` or lies in it, by its text."""
     path, root = os.path.normcase(path), os.path.normcase(root)
     return path == root or path.startswith(root.rstrip(os.sep) + os.sep)
 
@@ -94,16 +107,25 @@ def _text_is_inside(path: str, roots: list[str]) -> bool:
 
     To resolve a path is already to touch it: on Windows \\\\server\\share would send the user's credentials there.
     """
-    return any(_is_inside(path, root) for root in roots + [os.path.realpath(root) for root in roots])
+    return any(is_inside(path, root) for root in roots + [os.path.realpath(root) for root in roots])
 
 
 def _links_stay_inside(path: str, roots: list[str]) -> bool:
     real = os.path.realpath(path)
-    return any(_is_inside(real, os.path.realpath(root)) for root in roots)
+    return any(is_inside(real, os.path.realpath(root)) for root in roots)
+
+
+def spellings(path: str) -> list[str]:
+    """A path as it is, and with this system's separators: a workflow may come from another one."""
+    return list(dict.fromkeys([path, path.replace("/" if os.sep == "\\" else "\\", os.sep)]))
 
 
 def _candidates(path: str) -> list[str]:
     """Absolute readings of a path: itself, or under input/ or output/, or with the folder's name in front."""
+    return list(dict.fromkeys(reading for spelling in spellings(path) for reading in _readings(spelling)))
+
+
+def _readings(path: str) -> list[str]:
     if os.path.isabs(path):
         return [os.path.abspath(path)]
     named = {
@@ -114,8 +136,8 @@ def _candidates(path: str) -> list[str]:
     }
     readings = [os.path.join(named["input"], path), os.path.join(named["output"], path)]
     first, _, rest = path.replace("\\", "/").partition("/")
-    if first in named:
-        readings.append(os.path.join(named[first], rest))
+    if first.lower() in named:  # Output/ is output/ on disks that do not tell them apart, and in workflows from there
+        readings.append(os.path.join(named[first.lower()], rest))
     return [os.path.abspath(reading) for reading in readings]
 
 
@@ -161,12 +183,13 @@ def refuse_link_outside(file: Path, name: str) -> None:
 def check_name(name: str, what: str) -> str:
     """`name` without surrounding space, if it can be a folder's name on every system; else BadInput.
 
-    Letters and digits of any script, `-`, `_`, `.` and space. `what` names the field, e.g. "run_name".
+    Letters, marks and digits of any script, `-`, `_`, `.` and space, in Unicode's composed form (NFC): some systems
+    write the same name otherwise. `what` names the field, e.g. "run_name".
     """
-    name = str(name).strip()
+    name = unicodedata.normalize("NFC", str(name).strip())
     if not name:
         raise BadInput(f"{what} is empty: give it a name of letters, digits, '-', '_', '.' or spaces.")
-    wrong = sorted({c for c in name if not (c.isalnum() or c in "-_. ")})
+    wrong = sorted({c for c in name if not _may_be_in_a_name(c)})
     if wrong:
         shown = " ".join(repr(c) for c in wrong)
         raise BadInput(f"{what} may hold letters, digits, '-', '_', '.' and spaces; {name!r} has {shown}.")
@@ -179,14 +202,33 @@ def check_name(name: str, what: str) -> str:
     return name
 
 
+def _may_be_in_a_name(character: str) -> bool:
+    # M: vowel signs and other marks, without which most scripts of India and Thailand cannot be written; the two
+    # joiners decide how letters of Arabic and Indian scripts are joined
+    return character in "-_. \u200c\u200d" or unicodedata.category(character)[0] in "LMN"
+
+
+def _room_for(folder: Path, longest: str, what: str) -> Path:
+    """`folder`; BadInput with what is too much where Windows cannot open a path as long as that of `longest` in it."""
+    over = len(str(folder)) + 1 + len(longest) - _LONGEST_PATH_ON_WINDOWS
+    if _IS_WINDOWS and over > 0:
+        raise BadInput(
+            f"{what} is too long: Windows opens paths of {_LONGEST_PATH_ON_WINDOWS} characters, and files of this "
+            f"folder would have {over} more: give it a name that is {over} characters shorter."
+        )
+    return folder
+
+
 def run_folder(run_name: str) -> Path:
     """Folder of a training run, output/refiners/<run_name>; it need not exist yet."""
-    return Path(folder_paths.get_output_directory(), MODEL_FOLDER, check_name(run_name, "run_name"))
+    folder = Path(folder_paths.get_output_directory(), MODEL_FOLDER, check_name(run_name, "run_name"))
+    return _room_for(folder, _LONGEST_IN_RUN, "run_name")
 
 
 def dataset_folder(name: str) -> Path:
     """Folder of a dataset, output/refiner_datasets/<name>; it need not exist yet."""
-    return Path(folder_paths.get_output_directory(), _DATASETS, check_name(name, "name"))
+    folder = Path(folder_paths.get_output_directory(), _DATASETS, check_name(name, "name"))
+    return _room_for(folder, _LONGEST_IN_DATASET, "name")
 
 
 def latent_cache_folder() -> Path:
@@ -200,22 +242,33 @@ def move_aside(folder: Path) -> Path | None:
         return None
     aside = aside_name(folder)
     try:
-        folder.rename(aside)
+        replace(folder, aside)
     except OSError as error:
         raise BadInput(f"The folder {folder} cannot be kept as {aside.name} ({error.strerror}).") from error
     return aside
 
 
 def list_refiners() -> list[str]:
-    """Refiner files as a person picks them: names relative to the model folders, without the checkpoints of runs and
-    without the adapters of a LoRA run, which lie beside a refiner that has them in it."""
+    """Refiner files as a person picks them: names relative to the model folders, without the states of runs (in hidden
+    folders, and of earlier runs in `checkpoints`) and without the adapters of a LoRA run, which lie beside a refiner
+    that has them in it."""
     parts = {name: name.replace("\\", "/").split("/") for name in folder_paths.get_filename_list(MODEL_FOLDER)}
-    return [name for name, (*above, file) in parts.items() if "checkpoints" not in above and file != ADAPTERS]
+    return [name for name, (*above, file) in parts.items() if _is_for_people(above) and file != ADAPTERS]
+
+
+def _is_for_people(folders: list[str]) -> bool:
+    return not any(name == EARLIER_CHECKPOINTS or name.startswith(".") for name in folders)
+
+
+def model_file(kind: str, name: str) -> str | None:
+    """Full path of a file in the host's folders of a kind of model, with either separator in its name; None without."""
+    places = (folder_paths.get_full_path(kind, spelling) for spelling in spellings(name))
+    return next((path for path in places if path is not None), None)
 
 
 def refiner_file(name: str) -> Path:
     """Full path of a file from `list_refiners()`; BadInput when it is not there (any more)."""
-    found = folder_paths.get_full_path(MODEL_FOLDER, name)
+    found = model_file(MODEL_FOLDER, name)
     if found is None:
         folders = " or ".join(folder_paths.get_folder_paths(MODEL_FOLDER))
         raise BadInput(f"The refiner file {name!r} does not exist in {folders}.")

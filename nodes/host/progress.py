@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NoReturn
 import comfy.model_management
 import comfy.utils
 
+from .wording import for_people
+
 if TYPE_CHECKING:
     from PIL import Image
 
@@ -43,7 +45,7 @@ def show_text(node_id: str | None, line: str) -> None:
     """Show a line of text on a node, which may have finished. It replaces the one before."""
     server = getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)
     if server is not None and node_id is not None:
-        server.send_progress_text(line, node_id, server.client_id)
+        server.send_progress_text(for_people(line), node_id, server.client_id)
 
 
 class NodeProgress:

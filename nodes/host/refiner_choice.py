@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...training.errors import BadInput
-from .paths import MODEL_FOLDER, list_refiners, refiner_file, resolve_inside
+from .paths import MODEL_FOLDER, list_refiners, refiner_file, resolve_inside, spellings
 
 __all__ = ["GO_ON", "NO_FILES", "START_OVER", "choose_refiner", "fingerprint_refiner", "start_file"]
 
@@ -31,7 +31,8 @@ def choose_refiner(name: str, path: str | None) -> Path:
 
 def start_file(text: str) -> Path:
     """The refiner that a run is to go on from: a name of Load Refiner's list, or a path inside the host's folders."""
-    return refiner_file(text) if text in list_refiners() else resolve_inside(text, "refiner.start_from")
+    listed = set(list_refiners()).intersection(spellings(text))
+    return refiner_file(listed.pop()) if listed else resolve_inside(text, "refiner.start_from")
 
 
 def fingerprint_refiner(name: str | None, strength: Any, path: str | None) -> str:

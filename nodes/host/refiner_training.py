@@ -20,13 +20,17 @@ from ...training.config import TrainConfig
 from ...training.data.shards import RefinerDataset
 from ...training.errors import BadInput
 from ...training.measure_words import measure_words, row_words
+from ...training.plain_json import RepeatedKey, parse_json
 from ...training.plan import find_device
 from ...training.refiner.lora import ADAPTERS
 from ...training.run import RunResult, train
 from ...training.run_folder import REFINER, RunFolder
+from ...training.whole_file import replace
+from .collector import without_collector
 from .paths import resolve_inside, run_folder
 from .progress import NodeProgress, interrupted, stop_as_interrupted
 from .refiner_choice import GO_ON, START_OVER, start_file
+from .wording import for_people
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -97,7 +101,9 @@ def _build_config(
 def _parse_options(text: str) -> dict[str, Any]:
     example = 'a JSON object such as {"flow": {"steps": 8}}'
     try:
-        values = json.loads(text.strip() or "{}")
+        values = parse_json(text.strip() or "{}")
+    except RepeatedKey as error:
+        raise BadInput(f"options: {error}.") from error
     except (ValueError, RecursionError) as error:
         raise BadInput(f"options: expected {example}, got text that is not JSON ({error}).") from error
     if not isinstance(values, dict):
@@ -144,7 +150,8 @@ class _NodeObserver:
 def _room_to_train() -> Iterator[None]:
     """The host's models out of the way, and autograd on: the host runs its nodes in inference mode."""
     management = comfy.model_management
-    management.unload_all_models()
+    with without_collector():
+        management.unload_all_models()
     management.soft_empty_cache()
     before = getattr(management, "in_training", None)  # newer hosts switch int8 and fused paths off by it
     try:
@@ -184,7 +191,7 @@ def train_refiner(node_id: str | None, if_run_exists: str, **inputs: Any) -> Tra
             result = train(config, observer, should_stop=interrupted)
     except BadInput:
         if aside is not None and not folder.path.exists():  # nothing has begun: leave things as they were
-            aside.rename(folder.path)
+            replace(aside, folder.path)
         raise
     if result.status == "stopped":
         stop_as_interrupted()
@@ -221,7 +228,7 @@ def _report_text(result: RunResult, messages: list[str]) -> str:
     losses = evaluation.get("loss_per_sigma", {})
     if losses:
         lines += ["", "Loss at each sigma: " + ", ".join(f"{t} {loss:.3f}" for t, loss in losses.items())]
-    return "\n".join(lines)
+    return for_people("\n".join(lines))
 
 
 def _row(cells: list[str]) -> str:
@@ -234,7 +241,7 @@ def _loss_picture(folder: Path) -> Tensor:
     from PIL import Image
 
     try:
-        with Image.open(folder / "loss.png") as picture:
+        with Image.open(folder / "loss.png", formats=["PNG"]) as picture:
             pixels = numpy.asarray(picture.convert("RGB"), dtype=numpy.float32) / 255
     except OSError:
         pixels = numpy.ones((1, 1, 3), dtype=numpy.float32)
@@ -279,12 +286,16 @@ def fingerprint(run_name: str | None, dataset: str | None, options: str | None =
 
 
 def _start_of(folder: Path) -> Path | None:
-    """The refiner that the run in a folder goes on from; None where it has none, or nobody can tell."""
+    """The refiner that the run in a folder goes on from; None where it has none, or nobody can tell.
+
+    Whoever reaches the host's API can write a config.json there, so its path is looked at as one from a graph would be:
+    BadInput where it leads out of the host's folders.
+    """
     try:
-        start = json.loads((folder / "config.json").read_text(encoding="utf-8"))["config"]["refiner"]["start_from"]
-    except (OSError, ValueError, KeyError, TypeError):
+        start = json.loads((folder / "config.json").read_text(encoding="utf-8-sig"))["config"]["refiner"]["start_from"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return Path(start) if isinstance(start, str) else None
+    return resolve_inside(start, "refiner.start_from") if isinstance(start, str) else None
 
 
 def _content(file: Path) -> bytes | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ...training.errors import BadInput
 from .api import io
+from .wording import word_errors
 
 __all__ = ["check_choice", "declare", "describe", "node_schema"]
 
@@ -104,10 +105,13 @@ def node_schema(
     """Schema of the node class `node`; its docstring becomes the description.
 
     `more` may hold any keyword of any host version (`hidden`, `is_output_node`, `search_aliases`, ...); what this
-    host does not know is dropped. An id must not name both an input and an output: old hosts refuse that. From then on
-    `node.execute` refuses what is in no list of its combos (`_check_choices`).
+    host does not know is dropped. An id must not name both an input and an output: old hosts refuse that.
+
+    Every node comes by here, so from here on `node.execute` refuses what is in no list of its combos
+    (`_check_choices`), and its sentences for people lose the server's folders (wording.py).
     """
     _check_choices(node)
+    word_errors(node)
     return declare(
         io.Schema,
         node_id=node_id,

@@ -117,6 +117,12 @@ def test_what_is_wrong_is_one_line_on_stderr(tmp_path, capsys, text, said):
     assert captured.err.startswith("error: ") and captured.err.count("\n") == 1
 
 
+def test_a_configuration_from_an_editor_on_windows_is_read(config_file, configure, tmp_path, capsys):
+    path = config_file(epochs=1, validation__pictures=0)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert main(["train", "--config", str(path)]) == 0
+
+
 def test_a_run_that_fails_is_one_line_on_stderr(config_file, monkeypatch, capsys):
     from training.refiner import flow
 

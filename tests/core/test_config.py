@@ -224,3 +224,20 @@ def test_a_configuration_cannot_be_changed_afterwards():
 def test_a_word_for_the_noise_scale_is_told_both_that_it_may_be():
     with pytest.raises(BadInput, match=r"noise_scale: must be 'auto' or a number from 0 up to 100 \(got 'much'\)"):
         TrainConfig.build({"dataset": "d", "run": "r", "flow": {"noise_scale": "much"}})
+
+
+@pytest.mark.parametrize("field", ["dataset", "run", "refiner.start_from"])
+def test_a_path_with_a_zero_byte_is_told_by_its_field(field):
+    section, _, name = field.rpartition(".")
+    with pytest.raises(BadInput, match=f"^Training configuration: {field}: must be a path, and no path holds a zero"):
+        config(**({section: {name: "a\0b"}} if section else {name: "a\0b"}))
+
+
+def test_a_key_that_stands_twice_is_told_by_name_and_not_decided_by_the_later_one():
+    text = '{"dataset": "d", "run": "r", "optimizer": {"learning_rate": 1}, "optimizer": {"warmup_steps": 3}}'
+    with pytest.raises(BadInput, match="^Training configuration: 'optimizer' stands twice"):
+        TrainConfig.parse(text)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_configuration():
+    assert TrainConfig.parse("\ufeff" + config().to_json()) == config()

@@ -37,7 +37,7 @@ def test_another_step_has_its_own_weights_and_says_its_step(whole_run, tmp_path)
     out = tmp_path / "eight.safetensors"
     export_checkpoint(whole_run[0].folder, "8", out)
     weights, empty, meta = load_refiner(out)
-    kept = load_file(whole_run[0].folder / "checkpoints" / "step-00000008" / "ema.safetensors")
+    kept = load_file(whole_run[0].folder / ".checkpoints" / "step-00000008" / "ema.safetensors")
     assert weights.keys() == kept.keys() and all(torch.equal(weights[name], kept[name]) for name in kept)
     finished, empty_of_finished, meta_of_finished = load_refiner(whole_run[0].refiner)
     assert not torch.equal(weights["conv_out.weight"], finished["conv_out.weight"])
@@ -86,17 +86,17 @@ def test_the_best_is_that_of_the_lowest_validation_loss(configure, watch, tmp_pa
     said = export_checkpoint(folder, "best", tmp_path / "best.safetensors")
     assert said[0] == "The lowest validation loss, 0.1, was at step 4."
     weights, _, meta = load_refiner(tmp_path / "best.safetensors")
-    kept = load_file(folder / "checkpoints" / "step-00000004" / "ema.safetensors")
+    kept = load_file(folder / ".checkpoints" / "step-00000004" / "ema.safetensors")
     assert meta.training["steps"] == 4 and torch.equal(weights["conv_out.weight"], kept["conv_out.weight"])
 
 
 def test_a_damaged_checkpoint_is_named_and_last_takes_the_one_before(stopped, tmp_path):
-    flip(stopped / "checkpoints" / "step-00000006" / "optimizer.safetensors")
+    flip(stopped / ".checkpoints" / "step-00000006" / "optimizer.safetensors")
     with pytest.raises(BadInput, match="step-00000006 cannot be used: optimizer.safetensors is damaged"):
         export_checkpoint(stopped, "6", tmp_path / "a.safetensors")
     said = export_checkpoint(stopped, "last", tmp_path / "a.safetensors")
     assert said[0].startswith("step-00000006 passed over: optimizer.safetensors is damaged") and "step 4" in said[1]
-    flip(stopped / "checkpoints" / "step-00000004" / "ema.safetensors")
+    flip(stopped / ".checkpoints" / "step-00000004" / "ema.safetensors")
     with pytest.raises(BadInput, match="none of 'run' can be used: step-00000006 .* step-00000004 passed over: ema"):
         export_checkpoint(stopped, "last", tmp_path / "b.safetensors")
     assert not (tmp_path / "b.safetensors").exists()
@@ -131,7 +131,7 @@ def test_a_run_without_validations_or_without_checkpoints_says_so(configure, wat
     folder = watch(stop_after=6).train(configure(validation__pictures=0)).folder
     with pytest.raises(BadInput, match=r"this run was never validated; take last, or a step \(4, 6 are there\)"):
         export_checkpoint(folder, "best", tmp_path / "a.safetensors")
-    for path in (folder / "checkpoints").iterdir():
+    for path in (folder / ".checkpoints").iterdir():
         path.rename(tmp_path / path.name)
     with pytest.raises(BadInput, match="expected checkpoints in .*checkpoints, found none"):
         export_checkpoint(folder, "last", tmp_path / "a.safetensors")
@@ -140,7 +140,7 @@ def test_a_run_without_validations_or_without_checkpoints_says_so(configure, wat
 
 
 def test_a_best_that_was_not_kept_and_another_dataset_are_said(configure, watch, stopped, build_pairs, tmp_path):
-    for path in (stopped / "checkpoints").glob("step-00000004"):
+    for path in (stopped / ".checkpoints").glob("step-00000004"):
         path.rename(tmp_path / path.name)
     with pytest.raises(BadInput, match="the lowest validation loss was at step 4, of which no checkpoint was kept"):
         export_checkpoint(stopped, "best", tmp_path / "a.safetensors")

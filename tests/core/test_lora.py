@@ -180,13 +180,13 @@ def test_a_checkpoint_has_the_adapters_and_nothing_else(material, adapt, watch):
     config = adapt(*material)
     result = watch().train(config)
     count = choose_adapters(config.lora, load_meta(material[0]).unet).parameters
-    found, _ = load_newest(result.folder / "checkpoints")
+    found, _ = load_newest(result.folder / ".checkpoints")
     names = set(found.weights)
     assert names and names == set(found.ema) and all(".lora_A." in n or ".lora_B." in n for n in names)
     assert not any("default" in n or "base_layer" in n for n in names)
     assert {key.rpartition("/")[0] for key in found.optimizer} == names
     assert sum(t.numel() for t in found.weights.values()) == count
-    path = result.folder / "checkpoints" / f"step-{found.step:08d}"
+    path = result.folder / ".checkpoints" / f"step-{found.step:08d}"
     for name, copies in (("weights", 1), ("ema", 1), ("optimizer", 2)):
         file = path / f"{name}.safetensors"
         header = 8 + int.from_bytes(file.read_bytes()[:8], "little")
@@ -252,7 +252,7 @@ def test_merged_and_with_adapters_the_answer_is_the_same(material, adapt, watch)
     result = watch().train(config)
     refiner, plan, source = adapted(start, config)
     ema = EMA(refiner.net, 0.5)
-    ema.load_state_dict(load_newest(result.folder / "checkpoints")[0].ema)
+    ema.load_state_dict(load_newest(result.folder / ".checkpoints")[0].ema)
     merged, _, _ = Refiner.from_file(result.refiner)
     batch, t = collated(source, 0), torch.tensor([1.0, 0.3])
     condition = {"context": batch.get("context", torch.zeros(2, 1, plan.unet.context_dim))}

@@ -195,6 +195,20 @@ def test_the_memory_of_this_process_is_watched_for_real():
         a_thousand_steps(kept.append)  # each keeps its graph: the activations of the step
 
 
+@pytest.mark.skipif(not memory_of(CPU), reason="this system does not tell the resident memory")
+def test_pages_of_mapped_shards_are_no_leak(tmp_path):
+    """A run sees its dataset through mapped files, whose pages count as resident until all of it has been seen."""
+    cells, steps = MiB // 4, 320
+    path = tmp_path / "shard"
+    path.write_bytes(bytes(MiB) * steps)
+    shard = torch.from_file(str(path), shared=True, size=cells * steps)
+    guard = LeakWatch(lambda: memory_of(CPU), every=5, warm_up=10, tolerance=64 * MiB)
+    for step in range(1, steps + 1):
+        assert float(shard[(step - 1) * cells : step * cells].sum()) == 0
+        guard.look(step)
+    assert len(guard.steps) == 62
+
+
 @pytest.mark.full
 @pytest.mark.skipif(not memory_of(CPU), reason="this system does not tell the resident memory")
 def test_a_run_of_a_thousand_steps_is_flat(configure, watch):

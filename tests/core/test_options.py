@@ -100,3 +100,13 @@ def test_a_start_and_a_rank_make_a_lora_run():
     }  # fmt: skip
     with pytest.raises(BadInput, match="lora needs refiner.start_from"):
         build_options({**AT_DEFAULT, "lora_rank": 16})
+
+
+@pytest.mark.parametrize("more", ['{"data": {"repeats": 2, "repeats": 3}}', '{"seed": 1, "data": {}, "seed": 1}'])
+def test_a_key_that_stands_twice_in_more_is_told_by_name(more):
+    with pytest.raises(BadInput, match=r"^more: '(repeats|seed)' stands twice in one object"):
+        build_options(AT_DEFAULT, more)
+
+
+def test_more_may_begin_with_a_byte_order_mark():
+    assert json.loads(build_options(AT_DEFAULT, '\ufeff{"data": {"repeats": 2}}')) == {"data": {"repeats": 2}}

@@ -169,7 +169,7 @@ def test_a_header_length_that_looks_like_a_pickle_is_no_pickle(tmp_path, header)
     text = {"__metadata__": content, "empty.context": {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]}}
     encoded = json.dumps(text).encode()
     path.write_bytes(struct.pack("<Q", header) + encoded.ljust(header) + bytes(4))
-    assert load_meta(path) == meta()
+    refused(path, "its weights are not those of the network")  # its metadata was read, and it holds no weight
 
 
 @pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX's")

@@ -35,7 +35,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(configure, watch, whole_run, st
     assert stopped.status == "stopped" and first.steps == list(range(1, stop_after + 1))  # not one step more
     assert not stopped.refiner.exists() and status(stopped.folder)["state"] == "stopped"
     assert f"step {stop_after} of 12" in stopped.message and first.messages[-1] == stopped.message
-    assert load_newest(stopped.folder / "checkpoints")[0].step == stop_after
+    assert load_newest(stopped.folder / ".checkpoints")[0].step == stop_after
 
     second = watch()
     result = second.train(configure())
@@ -84,7 +84,7 @@ def history(folder):
 
 def last_state(folder):
     """The bytes of the newest checkpoint's tensors, and what its state says of the position."""
-    path = sorted((folder / "checkpoints").glob("step-*"))[-1]
+    path = sorted((folder / ".checkpoints").glob("step-*"))[-1]
     state = json.loads((path / "state.json").read_text())
     told = {name: state[name] for name in ("step", "epoch", "sampler", "schedule", "random", "journal", "scaler")}
     return {file.name: file.read_bytes() for file in path.glob("*.safetensors")}, told
@@ -145,11 +145,11 @@ def test_a_checkpoint_from_which_this_program_would_go_on_otherwise_is_refused(c
     rewrite_state(configure().run, 5, change)
     with pytest.raises(BadInput, match=f"The checkpoint of step 5 {said}"):
         watch().train(configure())
-    assert load_newest(configure().run / "checkpoints")[0].step == 5
+    assert load_newest(configure().run / ".checkpoints")[0].step == 5
 
 
 def rewrite_state(folder, step, change):
-    path = folder / "checkpoints" / f"step-{step:08d}"
+    path = folder / ".checkpoints" / f"step-{step:08d}"
     (path / "state.json").write_text(json.dumps({**json.loads((path / "state.json").read_text()), **change}))
     (path / "SHA256SUMS").unlink()
     seal(path)
@@ -157,7 +157,7 @@ def rewrite_state(folder, step, change):
 
 def test_other_conditions_are_told_and_not_called_equal(configure, watch):
     watch(stop_after=5).train(configure())
-    made = load_newest(configure().run / "checkpoints")[0].state["made_with"]
+    made = load_newest(configure().run / ".checkpoints")[0].state["made_with"]
     rewrite_state(configure().run, 5, {"made_with": {**made, "torch": "1.0", "threads": 7}})
     second = watch(stop_after=1)
     second.train(configure())
@@ -194,7 +194,7 @@ def test_the_checkpoint_of_the_lowest_validation_loss_is_kept(configure, watch, 
     watch(stop_after=7).train(config)
     assert watch().train(config).status == "done"
     kept = ["step-00000003", "step-00000012"] if keep_best else ["step-00000012"]
-    assert sorted(os.listdir(config.run / "checkpoints")) == kept
+    assert sorted(os.listdir(config.run / ".checkpoints")) == kept
 
 
 def test_loader_workers_change_nothing(configure, watch, whole_run):
@@ -232,7 +232,7 @@ def test_the_loss_scale_of_fp16_is_resumed(configure, watch, monkeypatch):
     monkeypatch.setattr(flow, "loss_per_sample", lambda *given: loss(*given) * 1e5)  # overflows at the first scale
     changes = {"precision": "fp16", "data__crop": 8, "validation__pictures": 0, "epochs": 1}
     watch(stop_after=2).train(configure(**changes))
-    kept = load_newest(configure().run / "checkpoints")[0].state["scaler"]
+    kept = load_newest(configure().run / ".checkpoints")[0].state["scaler"]
     assert kept["scale"] < 65536
     restored, load = [], torch.amp.GradScaler.load_state_dict
     monkeypatch.setattr(torch.amp.GradScaler, "load_state_dict", lambda self, s: restored.append(s) or load(self, s))
@@ -242,7 +242,7 @@ def test_the_loss_scale_of_fp16_is_resumed(configure, watch, monkeypatch):
 
 def test_a_damaged_newest_checkpoint_costs_an_epoch_and_not_the_run(configure, watch, whole_run):
     watch(stop_after=10).train(configure())
-    newest = configure().run / "checkpoints" / "step-00000010"
+    newest = configure().run / ".checkpoints" / "step-00000010"
     (newest / "weights.safetensors").write_bytes(b"")
     second = watch()
     result = second.train(configure())
@@ -273,8 +273,8 @@ def test_a_run_killed_while_it_saves_goes_on_to_the_same_bytes(configure, watch,
     command = [sys.executable, "-c", KILLED_IN_A_CHECKPOINT, str(ROOT), configure().to_json()]
     assert subprocess.run(command, capture_output=True, env=environment).returncode == -signal.SIGKILL
     folder = configure().run
-    assert os.listdir(folder / "checkpoints").count("step-00000004") == 1
-    assert not (folder / "checkpoints" / "step-00000008").exists()
+    assert os.listdir(folder / ".checkpoints").count("step-00000004") == 1
+    assert not (folder / ".checkpoints" / "step-00000008").exists()
     assert steps_on_disk(folder)[-1] == 8
 
     second = watch()
@@ -282,7 +282,7 @@ def test_a_run_killed_while_it_saves_goes_on_to_the_same_bytes(configure, watch,
     assert second.steps == list(range(5, 13))
     assert result.refiner.read_bytes() == whole_run[0].refiner.read_bytes()
     assert steps_on_disk(folder) == list(range(1, 13))
-    assert sorted(os.listdir(folder / "checkpoints")) == ["step-00000008", "step-00000012"]
+    assert sorted(os.listdir(folder / ".checkpoints")) == ["step-00000008", "step-00000012"]
 
 
 def test_a_stop_while_the_result_is_measured_is_heard_and_made_up_for(configure, watch, whole_run):

@@ -108,13 +108,13 @@ def test_a_run_leaves_everything_that_a_person_needs(whole_run):
     found = {path.name for path in result.folder.iterdir() if not path.name.startswith(".")}
     assert found == {
         "refiner.safetensors", "report.json", "loss.png", "grid.png", "config.json", "status.json", "metrics.jsonl",
-        "checkpoints", "tensorboard", "validation", "report.png", "memory.jsonl",
+        "tensorboard", "validation", "report.png", "memory.jsonl",
     }
     assert json.loads((result.folder / "status.json").read_text())["state"] == "done"
     grid = Image.open(result.folder / "grid.png")
     assert grid.size == (3 * 16 + 2 * 4, 16)  # base | refined | target of the held-out pair
     assert Image.open(result.folder / "loss.png").size == (640, 400)
-    assert sorted(p.name for p in (result.folder / "checkpoints").iterdir()) == ["step-00000008", "step-00000012"]
+    assert sorted(p.name for p in (result.folder / ".checkpoints").iterdir()) == ["step-00000008", "step-00000012"]
     assert sorted(p.name for p in (result.folder / "validation").iterdir()) == [
         f"step-{step:08d}.png" for step in (4, 8, 12)
     ]
@@ -148,7 +148,7 @@ def test_the_observer_is_told_every_step_and_shown_pictures(whole_run):
 def test_the_file_holds_the_averaged_weights_and_the_constants_of_the_flow(whole_run, dataset):
     result, _ = whole_run
     weights, empty, meta = load_refiner(result.refiner)
-    newest, _ = load_newest(result.folder / "checkpoints")
+    newest, _ = load_newest(result.folder / ".checkpoints")
     assert newest.step == 12
     assert all(torch.equal(weights[name], tensor) for name, tensor in newest.ema.items())
     assert not torch.equal(weights["conv_out.weight"], newest.weights["conv_out.weight"])
@@ -333,7 +333,7 @@ def test_half_precision_gives_float32_weights(configure, watch, precision, whole
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
     assert all(tensor.isfinite().all() for tensor in weights.values())
     assert any(choice.startswith(precision) for choice in result.report["choices"])
-    kept = load_newest(result.folder / "checkpoints")[0].weights
+    kept = load_newest(result.folder / ".checkpoints")[0].weights
     trained_in = torch.bfloat16 if precision == "pure_bf16" else torch.float32
     assert {tensor.dtype for tensor in kept.values()} == {trained_in}
 

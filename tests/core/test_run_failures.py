@@ -47,7 +47,7 @@ def test_a_number_that_is_not_finite_stops_before_its_step(configure, watch, mon
     assert watcher.steps == [1, 2, 3, 4, 5, 6]
     assert status(folder)["state"] == "failed" and status(folder)["message"].startswith("Step 7: ")
     assert status(folder)["step"] == 6
-    assert load_newest(folder / "checkpoints")[0].step == 4
+    assert load_newest(folder / ".checkpoints")[0].step == 4
     assert not (folder / "refiner.safetensors").exists()
     # the cause mended, the run goes on from its last checkpoint to the end that it would have had
     result = watch().train(configure(**BRIEF))
@@ -80,7 +80,7 @@ def test_fp16_skips_a_step_that_overflows_and_gives_up_after_twenty(configure, w
     assert str(caught.value).endswith("kept: step-00000016.")
     assert "the gradient of the loss itself" in str(caught.value)
     assert status(config.run)["state"] == "failed" and status(config.run)["message"] == str(caught.value)
-    kept = load_newest(config.run / "checkpoints")[0]
+    kept = load_newest(config.run / ".checkpoints")[0]
     assert len(watcher.steps) == 19 and kept.step == 16
     assert kept.state["health"]["skipped"] == kept.state["health"]["in_a_row"] == 16
     assert [scale for _, scale in kept.state["health"]["history"]] == [65536 / 2**k for k in range(1, 17)]
@@ -94,8 +94,8 @@ def test_a_disk_that_is_full_at_a_checkpoint_is_one_sentence(configure, watch, s
         watch().train(configure(run=run, **BRIEF))
     assert "\n" not in str(caught.value)
     assert status(run)["state"] == "failed" and "could not be written" in status(run)["message"]
-    assert load_newest(run / "checkpoints")[0].step == 4
-    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000004"]
+    assert load_newest(run / ".checkpoints")[0].step == 4
+    assert [path.name for path in (run / ".checkpoints").iterdir()] == ["step-00000004"]
 
 
 @pytest.mark.parametrize("step", [2, 12])

@@ -294,7 +294,7 @@ def test_after_two_steps_every_trainable_has_moved(tune, watch, start, precision
         optimizer__learning_rate=1e-2, optimizer__warmup_steps=0, validation__pictures=0,
     )
     assert watch(stop_after=2).train(config).status == "stopped"
-    moved = load_file(config.run / "checkpoints" / "step-00000002" / "weights.safetensors")
+    moved = load_file(config.run / ".checkpoints" / "step-00000002" / "weights.safetensors")
     assert moved.keys() == weights.keys()
     assert [name for name, t in moved.items() if torch.equal(t, weights[name].to(t.dtype))] == []
 
@@ -302,7 +302,7 @@ def test_after_two_steps_every_trainable_has_moved(tune, watch, start, precision
 def test_its_file_has_the_averaged_weights_under_the_original_names_and_can_be_started_from(tune, watch, tmp_path):
     result = watch().train(tune(epochs=1))
     tensors = load_file(result.refiner)
-    averaged = load_file(sorted((result.folder / "checkpoints").glob("step-*"))[-1] / "ema.safetensors")
+    averaged = load_file(sorted((result.folder / ".checkpoints").glob("step-*"))[-1] / "ema.safetensors")
     names = original_names(averaged, 1)
     assert tensors.keys() == {PREFIX + name for name in names.values()}
     assert all(torch.equal(tensors[PREFIX + names[name]], t) for name, t in averaged.items())

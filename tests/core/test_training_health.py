@@ -228,7 +228,7 @@ def test_a_layer_that_gives_nan_ends_the_run_by_name_with_the_weights_of_before(
     assert all(
         torch.equal(t.nan_to_num(9), watcher.before[name].nan_to_num(9)) for name, t in built[0].state_dict().items()
     )
-    kept = load_newest(config.run / "checkpoints")[0]
+    kept = load_newest(config.run / ".checkpoints")[0]
     assert kept.step == 4 and all(t.isfinite().all() for t in kept.weights.values())
 
 

@@ -59,7 +59,7 @@ def test_any_damage_to_any_file_costs_two_steps_and_is_named(
 
 def check_damage(stopped_at_ten, configure, watch, whole_run, name, kind, seed):
     shutil.copytree(stopped_at_ten, configure().run)
-    damage(configure().run / "checkpoints" / "step-00000010" / name, kind, seed)
+    damage(configure().run / ".checkpoints" / "step-00000010" / name, kind, seed)
     watcher = watch()
     result = watcher.train(configure(**BRIEF))
     assert watcher.steps == [9, 10, 11, 12]
@@ -71,7 +71,7 @@ def check_damage(stopped_at_ten, configure, watch, whole_run, name, kind, seed):
 def test_where_every_checkpoint_is_damaged_it_begins_again_and_says_so(stopped_at_ten, configure, watch, whole_run):
     shutil.copytree(stopped_at_ten, configure().run)
     for step in (8, 10):
-        damage(configure().run / "checkpoints" / f"step-{step:08d}" / "weights.safetensors", "flipped", step)
+        damage(configure().run / ".checkpoints" / f"step-{step:08d}" / "weights.safetensors", "flipped", step)
     watcher = watch()
     result = watcher.train(configure(**BRIEF))
     assert watcher.steps == list(range(1, 13))
@@ -106,7 +106,7 @@ def test_a_shard_that_was_damaged_while_a_run_stood_still_stops_it_and_loses_not
     damage(folder / "shard-00000.safetensors", "flipped", 0)
     with pytest.raises(BadInput, match="is damaged"):
         watch().train(configure(dataset=folder, **BRIEF))
-    assert load_newest(configure().run / "checkpoints")[0].step == 10
+    assert load_newest(configure().run / ".checkpoints")[0].step == 10
     result = watch().train(configure(**BRIEF))
     assert result.refiner.read_bytes() == whole_run[0].refiner.read_bytes()
 
@@ -151,13 +151,13 @@ def test_checkpoints_that_turn_read_only_in_mid_run_are_one_sentence_and_it_goes
         def on_step(self, step, *given):
             super().on_step(step, *given)
             if step == 6:
-                Meddler.release = read_only(configure().run / "checkpoints")
+                Meddler.release = read_only(configure().run / ".checkpoints")
 
     with pytest.raises(BadInput, match=r"step-00000008: the checkpoint could not be written.*Read-only file") as caught:
         Meddler().train(configure(**BRIEF))
     assert "\n" not in str(caught.value)
     assert RunFolder(configure().run).status()["state"] == "failed"
-    assert load_newest(configure().run / "checkpoints")[0].step == 4
+    assert load_newest(configure().run / ".checkpoints")[0].step == 4
     Meddler.release()
     result = watch().train(configure(**BRIEF))
     assert result.refiner.read_bytes() == whole_run[0].refiner.read_bytes()
@@ -172,7 +172,7 @@ def test_a_run_in_a_read_only_folder_is_one_sentence_and_stays_as_it_was(
     with pytest.raises(BadInput, match=r"Run folder .*run: cannot be written \(Read-only file system\)"):
         watch().train(configure(**BRIEF))
     release()
-    assert load_newest(run / "checkpoints")[0].step == 10
+    assert load_newest(run / ".checkpoints")[0].step == 10
     assert watch().train(configure(**BRIEF)).refiner.read_bytes() == whole_run[0].refiner.read_bytes()
     read_only(run)
     assert watch().train(configure(**BRIEF)).status == "reused"  # what is finished needs no writing
@@ -180,7 +180,7 @@ def test_a_run_in_a_read_only_folder_is_one_sentence_and_stays_as_it_was(
 
 def test_a_checkpoint_that_cannot_be_renamed_is_still_passed_over(stopped_at_ten, configure, read_only, tmp_path):
     folder = tmp_path / "checkpoints"
-    shutil.copytree(stopped_at_ten / "checkpoints", folder)
+    shutil.copytree(stopped_at_ten / ".checkpoints", folder)
     damage(folder / "step-00000010" / "ema.safetensors", "cut", 0)
     read_only(folder)
     found, said = checkpoints.take_up(folder, load_newest(folder)[0].state["run"], load_newest(folder)[0].weights)

@@ -41,14 +41,14 @@ def make_plan(kills: int, seed: int, seconds: float, events: int) -> list[Kill]:
 
 def end_of(folder: Path) -> dict[str, bytes]:
     """What must be the same to the bit: the refiner, the last checkpoint's tensors, the history."""
-    last = folder / "checkpoints" / "step-00000012"
+    last = folder / ".checkpoints" / "step-00000012"
     files = [folder / "refiner.safetensors", folder / "metrics.jsonl", *(last / name for name in TENSORS)]
     return {path.name: path.read_bytes() for path in files}
 
 
 def check_what_is_left(folder: Path) -> int | None:
     """Everything under a final name is whole. The newest checkpoint's step."""
-    found, passed_over = load_newest(folder / "checkpoints")
+    found, passed_over = load_newest(folder / ".checkpoints")
     assert passed_over == []
     for name in ("config.json", "status.json"):
         if (folder / name).exists():

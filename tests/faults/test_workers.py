@@ -52,7 +52,7 @@ def test_what_one_raises_stops_the_run_as_it_is(configure, watch, spoil, whole_r
     assert watcher.steps == [1, 2, 3, 4, 5, 6]
     status = RunFolder(configure().run).status()
     assert (status["state"], status["step"], status["message"]) == ("failed", 6, str(caught.value))
-    assert load_newest(configure().run / "checkpoints")[0].step == 4
+    assert load_newest(configure().run / ".checkpoints")[0].step == 4
     mend()
     result = watch().train(configure(**WORKERS))
     assert result.refiner.read_bytes() == whole_run[0].refiner.read_bytes()
@@ -85,7 +85,7 @@ def test_the_command_line_goes_on_with_its_loader_processes_to_the_same_bytes(nu
     path.write_text(config.to_json())
     for stop in (3, 7):
         assert nursery.command_line(["train", "--config", str(path)], interrupt_at=stop).code == 130
-        assert load_newest(config.run / "checkpoints")[0].step == stop
+        assert load_newest(config.run / ".checkpoints")[0].step == stop
     last = nursery.command_line(["train", "--config", str(path)])
     assert last.code == 0 and "Resumed at step 7 of 12" in last.said
     assert (config.run / "refiner.safetensors").read_bytes() == whole_run[0].refiner.read_bytes()

@@ -135,7 +135,7 @@ FILES = {
     "other": "another model",
     "less": "1 missing",
     "more": "1 too many",
-    "shape": "1 differ; the first, input_blocks.0.0.weight, is [32, 8, 1, 1] instead of [32, 8, 3, 3]",
+    "shape": "1 differ; the first, conv_in.weight, is [32, 8, 1, 1] instead of [32, 8, 3, 3]",
     "absent": "absent.safetensors",
 }
 

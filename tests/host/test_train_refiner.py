@@ -137,7 +137,7 @@ def test_interrupt_stops_within_a_step_and_the_run_goes_on_to_the_same_bytes(hos
     folder = host.base / "output" / "refiners" / "test_train d"
     status = json.loads((folder / "status.json").read_text())
     assert status["state"] == "stopped" and status["step"] < status["total"]
-    found, passed_over = load_newest(folder / "checkpoints")
+    found, passed_over = load_newest(folder / ".checkpoints")
     assert found.step == status["step"] and not passed_over
     assert not (folder / "refiner.safetensors").exists()
 

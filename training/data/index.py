@@ -66,8 +66,11 @@ def read_index(folder: str | Path, *, verify: bool = False) -> tuple[dict, tuple
         BadInput: the folder is missing or no dataset, was changed, is of another version, or lacks (part of) a shard.
     """
     folder = Path(folder)
-    if not folder.is_dir():
-        raise BadInput(f"There is no dataset folder {folder}.")
+    try:
+        if not folder.is_dir():
+            raise BadInput(f"There is no dataset folder {folder}.")
+    except OSError as error:
+        raise BadInput(f"The dataset folder {folder} cannot be read: {error.strerror or error}.") from error
     index = _parse(folder)
     if index.get("version") != VERSION:
         raise BadInput(
@@ -95,14 +98,20 @@ def check_shard(folder: Path, name: str, size: int, sha256: str | None) -> None:
     if not isinstance(name, str) or not name or Path(name).name != name or "\\" in name:
         raise BadInput(f"{INDEX} of the dataset {folder} names a shard that is not a plain file name: {name!r}.")
     path = folder / name
-    if not path.is_file():
-        raise BadInput(f"The dataset {folder} lacks its file {name}.")
-    found = path.stat().st_size
-    if found != size:
+    try:
+        if not path.is_file():
+            raise BadInput(f"The dataset {folder} lacks its file {name}.")
+        found = path.stat().st_size
+        if found != size:
+            raise BadInput(
+                f"The file {name} of the dataset {folder} must have {size} bytes and has {found}: build it again."
+            )
+        content = None if sha256 is None else sha256_file(path)
+    except OSError as error:
         raise BadInput(
-            f"The file {name} of the dataset {folder} must have {size} bytes and has {found}: build it again."
-        )
-    if sha256 is not None and sha256_file(path) != sha256:
+            f"The file {name} of the dataset {folder} cannot be read: {error.strerror or error}."
+        ) from error
+    if content != sha256:
         raise BadInput(
             f"The file {name} of the dataset {folder} is damaged, its SHA-256 is not the one in {INDEX}: delete the "
             "folder, and build it again."

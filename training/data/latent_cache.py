@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..whole_file import replace
+
 __all__ = ["LatentCache"]
 
 MOST_BYTES = 4 * 2**30
@@ -68,7 +70,7 @@ class LatentCache:
                 self.failed = "the disk has no room beside the dataset"
                 return
             save_file({"latent": latent.contiguous()}, beside, {_SUM: _digest(latent)})
-            os.replace(beside, path)
+            replace(beside, path)
             self._counted.add(path)
         except (OSError, SafetensorError) as error:
             self.failed = str(error)

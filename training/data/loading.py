@@ -27,7 +27,7 @@ def batches(source: BatchSource, first: int, workers: int, device: torch.device)
     is raised in its place, whether it was read in another process or here: a BadInput as it was, anything else as
     TrainingFailed with its kind and message.
     """
-    context = _Recording()
+    context = _recording_context()
     loader = DataLoader(
         _Carrying(source),
         batch_size=None,
@@ -55,8 +55,8 @@ def is_dead_loader(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker")
 
 
-class _Recording(type(multiprocessing.get_context())):
-    """The system's usual way to start processes, which knows those that it started."""
+class _Recording:
+    """Mixed into a way to start processes: it knows those that it started."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,6 +76,16 @@ class _Recording(type(multiprocessing.get_context())):
             if process.is_alive():
                 process.kill()
                 process.join()
+
+
+def _recording_context() -> Any:
+    """The way to start processes that was chosen for this one, else the system's usual one.
+
+    `multiprocessing.get_context()` without a name would make that choice for the whole process, and another pack's
+    `set_start_method` would then fail.
+    """
+    method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    return type("RecordingContext", (_Recording, type(multiprocessing.get_context(method))), {})()
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..errors import BadInput
 from ..file_lock import HAS_LOCKS, LOCK, lock, release_lock, try_lock
-from ..whole_file import sync_folder
+from ..whole_file import replace, sync_folder
 
 DISK_FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
@@ -61,7 +61,7 @@ class StagedFolder:
             sync_folder(self.path)
             if not HAS_LOCKS:  # Windows renames no folder that has an open file
                 self._release(self.path)
-            os.replace(self.path, self.final)
+            replace(self.path, self.final)
             sync_folder(self.final.parent)
         except OSError as error:
             raise self._sentence(error, "the finished folder", 0) from error

@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from ..data.index import check_latent
 from ..errors import BadInput, first_error
+from ..whole_file import replace
+from .shapes import what_does_not_fit
 from .unet import UNetConfig
 
 if TYPE_CHECKING:
@@ -73,7 +75,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str
         beside.chmod(mode)
         with open(beside, "rb+") as file:
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        replace(beside, path)
     except (OSError, SafetensorError) as error:
         beside.unlink(missing_ok=True)
         size = sum(t.nbytes for t in tensors.values())
@@ -82,13 +84,12 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str
 
 def load_meta(path: Path) -> RefinerMeta:
     """The metadata alone; BadInput where the file is missing, truncated, a pickle or another model."""
-    return _parse_meta(path, open_safetensors(path).metadata() or {})
+    return _open(path)[1]
 
 
 def load_refiner(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], RefinerMeta]:
     """(weights under diffusers names, empty conditioning, metadata), on the CPU, in the file's float32."""
-    file = open_safetensors(path)
-    meta = _parse_meta(path, file.metadata() or {})
+    file, meta = _open(path)
     weights, empty = {}, {}
     for key in file.keys():  # noqa: SIM118 safe_open is no mapping
         if key.startswith(WEIGHTS):
@@ -125,6 +126,21 @@ def open_safetensors(path: Path):
         if head == b"PK" or (head[:1] == b"\x80" and head[1:] in (b"\x02", b"\x03", b"\x04", b"\x05")):
             raise BadInput(f"{path.name}: expected a safetensors refiner, got a pickle, which can run code.") from error
         raise BadInput(f"{path.name}: expected a whole safetensors file, got a damaged one ({error}).") from error
+
+
+def _open(path: Path) -> tuple[Any, RefinerMeta]:
+    """The file and its metadata, whose network has the very weights that the file's header lists.
+
+    Whoever builds that network then allocates no more than the file holds.
+    """
+    file = open_safetensors(path)
+    meta = _parse_meta(path, file.metadata() or {})
+    keys = [key for key in file.keys() if key.startswith(WEIGHTS)]  # noqa: SIM118 safe_open is no mapping
+    found = {key.removeprefix(WEIGHTS): tuple(file.get_slice(key).get_shape()) for key in keys}
+    complaint = what_does_not_fit(meta.unet, found)
+    if complaint:
+        raise BadInput(f"{path.name}: {complaint}.")
+    return file, meta
 
 
 def _parse_meta(path: Path, metadata: dict[str, str]) -> RefinerMeta:

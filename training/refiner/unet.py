@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TIME_ID_DIM = 256  # width of each of the six size numbers in SDXL's added conditioning (Podell et al. 2023, 2.2)
+# bounds of what a file or a person may say: wider or deeper than any network of this kind is
+Width = Annotated[int, Field(ge=1, le=8192)]
+Depth = Annotated[int, Field(le=32)]
 
 
 class UNetConfig(BaseModel):
@@ -19,14 +22,14 @@ class UNetConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     latent_channels: int = Field(ge=1, le=256, description="C of z and b; the network sees [x_t, b], 2 C channels")
-    block_channels: tuple[int, ...] = Field(min_length=1, max_length=6, description="width of each level")
+    block_channels: tuple[Width, ...] = Field(min_length=1, max_length=6, description="width of each level")
     layers_per_block: int = Field(2, ge=1, le=8, description="residual blocks per level on the way down")
-    transformer_depth: tuple[int, ...] = Field(description="transformer blocks per level, 0 = convolutions only")
+    transformer_depth: tuple[Depth, ...] = Field(description="transformer blocks per level, 0 = convolutions only")
     middle_depth: int = Field(1, ge=0, le=32, description="transformer blocks in the middle block")
     heads: tuple[int, ...] = Field(description="attention heads per level")
-    context_dim: int = Field(768, ge=1, description="width of the text conditioning")
+    context_dim: int = Field(768, ge=1, le=65536, description="width of the text conditioning")
     linear_projection: bool = Field(False, description="linear (SDXL) instead of 1x1 convolution around transformers")
-    pooled_dim: int = Field(0, ge=0, description="width of the pooled text vector (SDXL: 1280); 0 = none")
+    pooled_dim: int = Field(0, ge=0, le=65536, description="width of the pooled text vector (SDXL: 1280); 0 = none")
 
     @model_validator(mode="after")
     def _shapes_agree(self) -> UNetConfig:

@@ -6,6 +6,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -57,12 +58,15 @@ def built_datasets(name: str) -> list[str]:
     would look to the host like the time before, and it would hand out the path of nothing from its cache.
     """
     lines = []
-    for index in sorted(dataset_folder(name).parent.glob(f"{glob.escape(name.strip())}-*/{INDEX}")):
+    name = dataset_folder(name).name
+    for index in sorted(dataset_folder(name).parent.glob(f"{glob.escape(name)}-*/{INDEX}")):
+        if not re.fullmatch(r"[0-9a-f]{10}", index.parent.name.removeprefix(f"{name}-")):
+            continue  # of another name that begins with this one, such as "a-b" beside "a"
         files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(index.parent.iterdir())]
         lines.append(f"{index.parent.name} {files}")
-    return [*lines, str(_built[name.strip()])]
+    return [*lines, str(_built[name])]
 
 
 def count_build(name: str) -> None:
     """Remember that a dataset of this name was built."""
-    _built[name] += 1
+    _built[dataset_folder(name).name] += 1

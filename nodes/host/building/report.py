@@ -6,6 +6,7 @@ from collections import Counter
 
 from ..clip import CaptionEncoder
 from ..vae import vae_dtype
+from ..wording import for_people
 from .latent_space import LatentSpace
 from .plan import BuildPlan
 from .request import BuildRequest
@@ -54,8 +55,8 @@ def text_lines(captions: CaptionEncoder | None) -> list[str]:
 
 
 def as_text(lines: list[str]) -> str:
-    """One text; two spaces end each line, which Markdown (the host's preview node) needs to break it there."""
-    return "  \n".join(lines)
+    """One text for people; two spaces end each line, which Markdown needs to break it there."""
+    return for_people("  \n".join(lines))
 
 
 def byte_count(count: float) -> str:

@@ -14,6 +14,7 @@ import torch
 
 from ....training.errors import BadInput
 from ....training.precision.dtypes import dtype_name
+from ..paths import model_file
 from ..private_copy import has_quantized_weights, is_dynamic
 from .patcher import NOT_A_FAILURE
 
@@ -108,7 +109,7 @@ def _path(name: str) -> str:
     if name == NO_FILES:
         raise BadInput("No VAE is chosen: put a file into models/vae and press R to see it in the list.")
     folder = "checkpoints" if name.startswith(_CHECKPOINTS) else "vae"
-    path = folder_paths.get_full_path(folder, name.removeprefix(_CHECKPOINTS))
+    path = model_file(folder, name.removeprefix(_CHECKPOINTS))
     if path is None:
         raise BadInput(f"The file {name!r} does not exist in models/{folder}.")
     return path
