@@ -43,7 +43,8 @@ def model_name(model: Any) -> str:
 
 def model_parameters(model: Any) -> int:
     """Number of parameters of the diffusion network alone."""
-    return sum(p.numel() for p in model.model.diffusion_model.parameters() if p is not None)
+    # by shape: a packed format may count the bytes that it stores
+    return sum(math.prod(p.shape) for p in model.model.diffusion_model.parameters() if p is not None)
 
 
 def model_fingerprint(model: Any) -> str:

@@ -7,6 +7,7 @@ the copy is loaded too, its weights may be patched (LoRA), and newer hosts hang 
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,18 @@ import torch
 
 from ...training.errors import BadInput
 
-__all__ = ["LOADED_STATE", "cast_weight", "copy_module", "forget_loading", "is_quantized", "unpatched"]
+__all__ = [
+    "LOADED_STATE",
+    "cast_weight",
+    "copy_module",
+    "forget_loading",
+    "has_quantized_weights",
+    "is_dynamic",
+    "is_quantized",
+    "kept_dtype",
+    "loaded_dtype",
+    "unpatched",
+]
 
 # What the host hangs on a module while it is loaded: a copy that kept it would be taken for loaded already.
 LOADED_STATE = (
@@ -42,6 +54,7 @@ LOADED_STATE = (
     "comfy_force_cast_weights",
     "_comfy_graph",
 )
+_RECORDED = "_comfy_model_dtype"  # how newer hosts note, beside a weight, the dtype that their loader chose for it
 
 
 def copy_module(
@@ -55,7 +68,8 @@ def copy_module(
 
     `dtype` may be a function instead: it is given each weight's key and the weight, and returns the one that the copy
     gets. `patcher`: the one that manages the model; `prefix`: where in that model `module` lies, such as "decoder.".
-    The weights are the unpatched ones. Raises BadInput for weights that cannot be copied: quantized, or not loaded yet.
+    The weights are the unpatched ones; under a newer host's dynamic VRAM those are the file's own, before any rounding.
+    Raises BadInput for weights that cannot be copied: quantized, or not loaded yet.
     """
     made = dtype if callable(dtype) else lambda _key, weight: cast_weight(weight, dtype)
     with patcher.use_ejected():
@@ -80,9 +94,40 @@ def copy_module(
     return private
 
 
+def is_dynamic(patcher: Any) -> bool:
+    """Is its model under a newer host's dynamic VRAM? Weights in memory are the file's own then, in the file's dtype;
+    the one that the loader chose stands beside each, and they are cast as they are used.
+    """
+    return getattr(patcher, "is_dynamic", lambda: False)()
+
+
 def is_quantized(tensor: torch.Tensor) -> bool:
     """A packed format: its values are not the numbers that it stores."""
     return type(tensor) not in (torch.Tensor, torch.nn.Parameter) and hasattr(tensor, "dequantize")
+
+
+def has_quantized_weights(root: torch.nn.Module) -> bool:
+    """Has a part of `root` weights of a packed format, or such that a scale beside them belongs to?"""
+    if any(is_quantized(weight) or not weight.is_floating_point() for weight in root.parameters()):
+        return True
+    return any(hasattr(part, "scale_weight") or hasattr(part, "scaled_fp8") for part in root.modules())
+
+
+def loaded_dtype(module: torch.nn.Module, name: str, patcher: Any) -> torch.dtype:
+    """In which dtype the host has the weight `name` of `module`, a part of the model of `patcher`, on the device."""
+    recorded = getattr(module, name + _RECORDED, None) if is_dynamic(patcher) else None
+    return recorded or getattr(module, name).dtype
+
+
+def kept_dtype(root: torch.nn.Module, patcher: Any) -> torch.dtype | None:
+    """In which dtype the host has most weights of `root`, a part of the model of `patcher`; None: quantized ones."""
+    if has_quantized_weights(root):
+        return None
+    counts: Counter[torch.dtype] = Counter()
+    for part in root.modules():
+        for name, weight in part.named_parameters(recurse=False):
+            counts[loaded_dtype(part, name, patcher)] += weight.numel()
+    return max(counts, key=counts.__getitem__)
 
 
 def unpatched(patcher: Any, key: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -92,12 +137,16 @@ def unpatched(patcher: Any, key: str, tensor: torch.Tensor) -> torch.Tensor:
     """
     if is_quantized(tensor):
         raise BadInput(f"The weight {key} is quantized, so its precision cannot be changed; load it unquantized.")
-    if tensor.is_meta:
-        raise BadInput(f"The weight {key} is not in memory yet, so it cannot be copied into another precision.")
     if (backup := patcher.backup.get(key)) is not None:
         tensor = backup.weight
     elif (hooked := getattr(patcher, "hook_backup", {}).get(key)) is not None:
         tensor = hooked[0]
+    elif (buffer := getattr(patcher, "backup_buffers", {}).get(key)) is not None:
+        tensor = buffer
+    if tensor.is_meta and is_dynamic(patcher):  # one that the file lacks; the host makes zeros of it as it is used
+        return torch.zeros(tensor.shape, dtype=tensor.dtype)
+    if tensor.is_meta:
+        raise BadInput(f"The weight {key} is not in memory yet, so it cannot be copied into another precision.")
     return tensor.detach()
 
 
@@ -121,13 +170,14 @@ def forget_loading(part: torch.nn.Module) -> None:
     """Take off a copied module what the host has hung on the one that it was copied from."""
     if "prev_comfy_cast_weights" in part.__dict__:
         part.comfy_cast_weights = part.prev_comfy_cast_weights
+    elif "seed_key" in part.__dict__:  # dynamic VRAM has every layer cast, and notes nowhere what it did before
+        part.__dict__.pop("comfy_cast_weights", None)
     for attribute in LOADED_STATE:
         part.__dict__.pop(attribute, None)
     for functions in ("weight_function", "bias_function"):
         if functions in part.__dict__:
             setattr(part, functions, [])
-    suffix = "_comfy_model_dtype"  # how newer hosts note the dtype that a weight shall have
-    for attribute in [name for name in part.__dict__ if name.endswith(suffix)]:
-        weight = getattr(part, attribute.removesuffix(suffix), None)
+    for attribute in [name for name in part.__dict__ if name.endswith(_RECORDED)]:
+        weight = getattr(part, attribute.removesuffix(_RECORDED), None)
         if weight is not None:
             setattr(part, attribute, weight.dtype)

@@ -17,7 +17,11 @@ from .private_copy import copy_module
 from .weights import hash_weights
 
 __all__ = [
+    "PICTURES",
     "PictureEncoder",
+    "SHAPES",
+    "SOUND",
+    "VIDEO",
     "class_name",
     "copy_vae",
     "decode_latent",
@@ -25,8 +29,24 @@ __all__ = [
     "refuse_empty",
     "vae_dtype",
     "vae_fingerprint",
+    "what_it_makes",
     "with_module",
 ]
+
+PICTURES, VIDEO, SOUND, SHAPES = "pictures", "video", "sound", "shapes in space"
+_OF_SHAPES = ("ShapeVAE", "OctreeGaussianDecoder")  # Hunyuan3D; TripoSplat, of newer hosts
+
+
+def what_it_makes(vae: Any) -> str:
+    """What comes out of the decoder: PICTURES, VIDEO, SOUND or SHAPES."""
+    refuse_empty(vae)
+    dims = getattr(vae, "latent_dim", 2)
+    if class_name(vae) in _OF_SHAPES:
+        return SHAPES
+    # Stereo, or latents along time alone; ACE-Step's look like pictures.
+    if getattr(vae, "output_channels", 3) == 2 or dims == 1 or getattr(vae, "extra_1d_channel", None) is not None:
+        return SOUND
+    return VIDEO if dims == 3 else PICTURES
 
 
 def latent_downscale(vae: Any) -> int:

@@ -9,6 +9,7 @@ import weakref
 from in_host import error, pack, refusal, torch, write_results  # boots the host
 
 # isort: split
+import comfy.hooks  # noqa: E402
 from clip_families import FAMILIES, host_clip, tokens_of  # noqa: E402
 
 select = pack("nodes.host.precision.clip").select_clip_precision
@@ -102,8 +103,13 @@ def family(name):
     return found
 
 
+def memory(clip):
+    """Where its weights lie."""
+    return {weight.untyped_storage().data_ptr() for weight in clip.cond_stage_model.parameters()}
+
+
 def each_encoder_on_its_own():
-    """A chain chooses for one encoder after the other; what is not chosen keeps its memory."""
+    """A chain chooses for one encoder after the other."""
     name = "SD 3"
     source = host_clip(name)
     straight = conditioning(source, name)
@@ -112,15 +118,6 @@ def each_encoder_on_its_own():
     with Layers(both.clip) as layers:
         mixed = conditioning(both.clip, name)
     parameters = dict(source.cond_stage_model.named_parameters())
-    shared = {
-        encoder: {
-            p.data_ptr() == parameters[key].data_ptr()
-            for key, p in both.clip.cond_stage_model.named_parameters()
-            if key.startswith(f"{encoder}.transformer")
-        }
-        for encoder in ("clip_l", "clip_g")
-    }
-    lent = dict(light.clip.cond_stage_model.t5xxl.named_parameters())
     back = select(both.clip, "t5xxl").clip
     only = select(source, "clip_l", "fp32", "bf16").clip
     compute = select(source, "clip_l", "default", "bf16").clip
@@ -128,9 +125,7 @@ def each_encoder_on_its_own():
     return {
         "layers": layers.dtypes(),
         "report": both.report,
-        "shared": {encoder: sorted(found) for encoder, found in shared.items()},
-        "copied once": all(p is not lent[k] and p.data_ptr() == lent[k].data_ptr()
-                           for k, p in both.clip.cond_stage_model.t5xxl.named_parameters() if p.ndim > 1),
+        "memory of its own": memory(both.clip).isdisjoint(memory(source) | memory(light.clip)),
         "t5xxl back": equal(conditioning(back, name), conditioning(only, name)),
         "differs": error(mixed[0], straight[0]),
         "compute alone copies nothing": all(p is parameters[k]
@@ -190,6 +185,55 @@ def lora_before_and_after():
     return found
 
 
+def with_lora_hook(clip, name="SDXL"):
+    """What the nodes Create Hook LoRA and Set CLIP Hooks do, for a norm of each encoder."""
+    group = comfy.hooks.HookGroup()
+    hook = comfy.hooks.WeightHook()
+    group.add(hook)
+    state = clip.cond_stage_model.state_dict()
+    keys = [key for key in state if key.endswith("layers.1.layer_norm1.weight")]
+    assert len(keys) == len(FAMILIES[name].encoders)
+    hook.weights_clip = {key: ("diff", (torch.full(state[key].shape, 3.0),)) for key in keys}
+    hook.need_weight_init = False
+    new = clip.clone()
+    new.patcher.forced_hooks = group.clone()
+    new.patcher.forced_hooks.set_keyframes_on_hooks(None)
+    new.patcher.register_all_hook_patches(group, comfy.hooks.create_target_dict(comfy.hooks.EnumWeightTarget.Clip))
+    return new
+
+
+def a_lora_hook_reaches_its_own_branch_alone():
+    """The host puts a hook's LoRA into the weights where they lie; there it stays until the next clone is loaded."""
+    name = "SDXL"
+    source = host_clip(name)
+    straight = conditioning(source, name)
+    found = {}
+    made = {
+        "storage of clip_l": select(source, "clip_l", "bf16").clip,
+        "storage of clip_g": select(source, "clip_g", "fp8_e4m3fn").clip,
+        "both, a chain": select(select(source, "clip_l", "bf16").clip, "clip_g", "fp32").clip,
+        "compute": select(source, "all", "default", "bf16").clip,
+    }
+    before = {what: conditioning(clip, name) for what, clip in made.items()}
+    hooked = with_lora_hook(source)
+    wanted = conditioning(hooked, name)  # and the source's weights in memory hold it now
+    found["hook works"] = error(wanted[0], straight[0])
+    for what, clip in made.items():
+        found[f"{what}, hook on the source"] = equal(conditioning(clip, name), before[what])
+        conditioning(hooked, name)
+    for what, clip in made.items():  # and the other way round
+        conditioning(with_lora_hook(clip), name)
+        found[f"source, hook on {what}"] = equal(conditioning(source, name), straight)
+        for other in made:
+            found[f"{other}, hook on {what}"] = equal(conditioning(made[other], name), before[other])
+            conditioning(with_lora_hook(clip), name)
+    while_hooked = select(hooked, "clip_l", "bf16").clip  # copied while the hook is in the weights
+    again = conditioning(select(source, "clip_l", "bf16").clip, name)
+    found["copied while hooked"] = equal(again, before["storage of clip_l"])
+    found["hook moves along"] = error(conditioning(while_hooked, name)[0], wanted[0])
+    return found
+
+
 def copies_are_shared_weakly():
     source = host_clip("Flux")
     first, again, other = (select(source, "t5xxl", dtype).clip for dtype in ("bf16", "bf16", "fp8_e5m2"))
@@ -225,8 +269,7 @@ def what_is_refused():
         def dequantize(self):
             raise AssertionError
 
-    dynamic, quantized, scaled, unknown = (host_clip("SD 1") for _ in range(4))
-    dynamic.patcher.is_dynamic = lambda: True
+    quantized, scaled, unknown = (host_clip("SD 1") for _ in range(3))
     layer = quantized.cond_stage_model.clip_l.transformer.text_projection
     layer.weight = Packed(layer.weight.data, requires_grad=False)
     scaled.cond_stage_model.clip_l.transformer.scaled_fp8 = torch.nn.Parameter(torch.zeros(0), requires_grad=False)
@@ -234,10 +277,11 @@ def what_is_refused():
     flux = host_clip("Flux")
     return {
         "empty": refusal(lambda: select(Empty(), "all", "bf16")),
-        "dynamic": refusal(lambda: select(dynamic, "all", "bf16")),
-        "dynamic default": select(dynamic).clip is dynamic,
-        "quantized": refusal(lambda: select(quantized, "all", "default", "bf16")),
-        "scaled": refusal(lambda: select(scaled, "all", "bf16")),
+        "quantized": select(quantized, "all", "fp32", "bf16").report,
+        "quantized computes": str(error(*(conditioning(select(quantized, "all", "default", compute).clip, "SD 1")[0]
+                                          for compute in ("bf16", "default")))),
+        "scaled": select(scaled, "all", "bf16").report,
+        "scaled gives": select(scaled, "all", "bf16").clip is scaled,
         "unknown": refusal(lambda: select(unknown, "all", "bf16")),
         "unknown default": select(unknown).clip is unknown,
         "lacks": select(host_clip("SD 1"), "all", "fp3", "fp8_e5m2").report,
@@ -252,6 +296,7 @@ CHECKS = {name: lambda name=name: family(name) for name in FAMILIES} | {
     for check in (
         each_encoder_on_its_own,
         lora_before_and_after,
+        a_lora_hook_reaches_its_own_branch_alone,
         copies_are_shared_weakly,
         beyond_the_range,
         what_is_refused,

@@ -343,7 +343,7 @@ def objects_go_when_nobody_uses_them():
     latent = torch.randn(1, 4, 8, 8)
     with CurrentNodeContext("prompt", "decode"):
         guarded.decode(latent)
-    fine = weakref.ref(guard_of(guarded.first_stage_model)._fine[2])
+    fine = weakref.ref(guard_of(guarded.first_stage_model)._fine[2]())
     while_used = fine() is not None
     with CurrentNodeContext("prompt", "other"):
         guarded.encode(torch.rand(1, 64, 64, 3))

@@ -8,12 +8,12 @@ import gc
 import hashlib
 import weakref
 
-from in_host import comfy, error, pack, refusal, sample, torch, write_results  # boots the host
+from in_host import comfy, error, pack, sample, torch, write_results  # boots the host
 
 # isort: split
 import comfy.ldm.modules.attention  # noqa: E402
 import comfy.model_management  # noqa: E402
-from unets import CONFIGS, conditioning, control_net, host_model, with_lora  # noqa: E402
+from unets import CONFIGS, conditioning, control_net, host_model, scaled_fp8_model, with_lora  # noqa: E402
 
 precision = pack("nodes.host.precision.model")
 select, Keep = precision.select_model_precision, precision.Keep
@@ -258,22 +258,40 @@ def what_other_nodes_put_on_it():
     }
 
 
-def what_is_refused():
+def quantized_weights_compute_in_any_dtype():
+    """A real file of scaled FP8 weights, as the host's loader reads it."""
+    name = "SD 1.5"
+    source = scaled_fp8_model()
+    straight = latent(source, name)
+    before = snapshot(source)
+    found = {"error": {}, "fed": {}}
+    for compute in ("fp32", "bf16", "fp16"):
+        seen, made = dtypes(select(source, compute).model, name)
+        found["fed"][compute] = sorted({fed for fed, _ in seen.values()})
+        found["error"][compute] = error(made, straight)
+    seen, made = dtypes(select(source, "bf16", "default", Keep(norms=True)).model, name)
+    found["kept"] = sorted({fed for layer, (fed, _) in seen.items() if layer.endswith((".norm1", ".norm2", ".norm3"))})
+    stored = select(source, "bf16", "bf16")
+    found["storage"] = stored.report
+    found["storage computes"] = digest(latent(stored.model, name)) == digest(latent(select(source, "bf16").model, name))
+    only = select(source, "default", "bf16")
+    found["storage alone gives the source"] = only.model is source
+    found["again"] = torch.equal(latent(source, name), straight)
+    found["source unchanged"] = snapshot(source) == before
+    return found
+
+
+def what_is_passed_over():
     class Packed(torch.nn.Parameter):
         def dequantize(self):
             raise AssertionError
 
-    source, dynamic, scaled = (host_model("SD 1.5") for _ in range(3))
-    dynamic.is_dynamic = lambda: True
-    scaled.model.model_config.scaled_fp8 = torch.float8_e4m3fn
+    source = host_model("SD 1.5")
     quantized = host_model("SD 1.5")
     layer = quantized.model.diffusion_model.out[2]
     layer.weight = Packed(layer.weight.data, requires_grad=False)
     return {
-        "dynamic": refusal(lambda: select(dynamic, "bf16")),
-        "dynamic default": select(dynamic).model is dynamic,
-        "scaled": refusal(lambda: select(scaled, "bf16")),
-        "quantized": refusal(lambda: select(quantized, "default", "bf16")),
+        "quantized": select(quantized, "default", "bf16").report,
         "lacks": select(source, "fp8_e4m3fn", "fp5").report,
         "lacks gives": select(source, "fp8_e4m3fn", "fp5").model is source,
         "auto": select(source, "auto").report,
@@ -290,7 +308,8 @@ CHECKS |= {
         attention_softmax,
         copies_are_shared_weakly,
         what_other_nodes_put_on_it,
-        what_is_refused,
+        quantized_weights_compute_in_any_dtype,
+        what_is_passed_over,
     )
 }
 

@@ -3,13 +3,13 @@
 See in_host.py for how it is run.
 """
 
-from in_host import pack, refusal, torch, write_results  # boots the host
+from in_host import pack, torch, write_results  # boots the host
 
 # isort: split
 import comfy.sd  # noqa: E402
 from checkpoints import Windows  # noqa: E402
 from clip_families import host_clip  # noqa: E402
-from unets import host_model  # noqa: E402
+from unets import host_model, scaled_fp8_model  # noqa: E402
 from vae_families import make  # noqa: E402
 
 plans = pack("nodes.host.precision.plan")
@@ -70,14 +70,34 @@ def a_named_encoder_has_the_last_word():
 def what_is_absent_stays_absent():
     given = loaded()
     planned = apply_plan(preset_plan("article", plans.device_of(vae=given["vae"])), vae=given["vae"])
-    dynamic = loaded()["model"]
-    dynamic.is_dynamic = lambda: True
     return {
         "absent": [planned.model, planned.clip],
         "table": planned.table,
         "device": str(plans.device_of()),
-        "dynamic": refusal(lambda: apply_plan(PrecisionPlan(model_storage="bf16"), model=dynamic)),
     }
+
+
+def a_part_that_cannot_be_changed_passes_through():
+    """A MODEL of quantized weights, a CLIP without known encoders and a patched VAE, each beside ordinary ones."""
+    plan = preset_plan("article", torch.device("cpu"))
+    odd = {"model": scaled_fp8_model(), "clip": loaded()["clip"], "vae": loaded()["vae"]}
+    odd["clip"].cond_stage_model = torch.nn.Linear(2, 2)
+    key = next(iter(odd["vae"].first_stage_model.state_dict()))
+    odd["vae"].patcher.add_patches({key: (torch.zeros_like(odd["vae"].first_stage_model.state_dict()[key]),)})
+    found = {}
+    for part, value in odd.items():
+        given = {**loaded(), part: value}
+        planned = apply_plan(plan, **given)
+        rows = planned.table.split("\n\n")[0].splitlines()
+        found[part] = {
+            "row": next(row for row in rows if row.startswith(("MODEL", "CLIP", "VAE")[[*odd].index(part)])),
+            "table": planned.table,
+            "others changed": [name for name in given if name != part and getattr(planned, name) is not given[name]],
+            "passes through": getattr(planned, part) is value,
+        }
+    planned = apply_plan(plan, **{**loaded(), "model": odd["model"]}).model
+    found["model"]["computes in"] = str(planned.get_model_object("manual_cast_dtype"))
+    return found
 
 
 CHECKS = {
@@ -87,6 +107,7 @@ CHECKS = {
         an_empty_plan_restores_what_was_loaded,
         a_named_encoder_has_the_last_word,
         what_is_absent_stays_absent,
+        a_part_that_cannot_be_changed_passes_through,
     )
 }
 

@@ -100,7 +100,7 @@ def test_each_encoder_on_its_own(check):
     }
     assert "clip_g: kept in fp16, computes in fp32, as loaded" in check["report"]
     assert "t5xxl: kept in fp8_e4m3fn, computes in fp32, as selected before" in check["report"]
-    assert check["shared"] == {"clip_l": [False], "clip_g": [True]} and check["copied once"]
+    assert check["memory of its own"]
     assert check["compute alone copies nothing"] and check["t5xxl back"] and check["source again"]
     assert check["differs"] > 1e-2 and check["fingerprints"] == 5
     report, same = check["lacks"]
@@ -114,6 +114,11 @@ def test_lora_before_and_after(check):
     assert all(check.values()), check
 
 
+def test_a_lora_hook_reaches_its_own_branch_alone(check):
+    assert check.pop("hook works") > 1e-2 and check.pop("hook moves along") < 0.1
+    assert all(check.values()), [what for what, held in check.items() if not held]
+
+
 def test_copies_are_shared_weakly(check):
     assert check == {"same": [True, True, False, True], "forgotten": True, "source forgotten": True}
 
@@ -124,8 +129,10 @@ def test_beyond_the_range(check):
 
 def test_what_is_refused(check):
     assert "no text encoder" in check["empty"] and "kind that is known" in check["unknown"] and check["unknown default"]
-    assert "--disable-dynamic-vram" in check["dynamic"] and check["dynamic default"]
-    assert "quantized weights in clip_l" in check["quantized"] and "quantized weights in clip_l" in check["scaled"]
+    passed_over = "clip_l storage: quantized, as loaded; {} is passed over, because its weights are quantized"
+    assert passed_over.format("fp32") in check["quantized"] and "clip_l compute: bf16\n" in check["quantized"] + "\n"
+    assert 1e-4 < float(check["quantized computes"]) < 0.1
+    assert passed_over.format("bf16") in check["scaled"] and check["scaled gives"]
     storage, compute = check["lacks"].splitlines()[1:3]
     assert storage.startswith("clip_l storage: fp16, as loaded, because this version of the pack does not know")
     assert compute.startswith("clip_l compute: fp32, as loaded, because this CPU cannot compute in fp8_e5m2")

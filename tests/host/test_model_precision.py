@@ -158,10 +158,17 @@ def test_what_other_nodes_put_on_it(check):
     assert check["plain"] == check["again"] != check["moved"] and check["sigma"] == 0.5
 
 
-def test_what_is_refused(check):
-    assert "--disable-dynamic-vram" in check["dynamic"] and check["dynamic default"]
-    assert "The MODEL (SD15) has quantized weights" in check["scaled"]
-    assert "quantized weights" in check["quantized"]
+def test_quantized_weights_compute_in_any_dtype(check):
+    assert check["fed"] == {"fp32": ["float32"], "bf16": ["bfloat16"], "fp16": ["float16"]}
+    assert 0 <= check["error"]["fp32"] < check["error"]["fp16"] < check["error"]["bf16"] < 0.1
+    assert check["kept"] == ["float32"]
+    assert "Storage: quantized, as loaded; bf16 is passed over, because its weights are quantized" in check["storage"]
+    assert check["storage computes"] and check["storage alone gives the source"]
+    assert check["again"] and check["source unchanged"]
+
+
+def test_what_is_passed_over(check):
+    assert "Storage: quantized, as loaded; bf16 is passed over, because " in check["quantized"]
     compute, storage = check["lacks"].splitlines()[1:3]
     assert compute.startswith("Compute: fp32, as loaded, because this CPU cannot compute in fp8_e4m3fn")
     assert storage.startswith("Storage: fp32, as loaded, because this version of the pack does not know")

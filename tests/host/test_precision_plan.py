@@ -74,4 +74,15 @@ def test_a_named_encoder_has_the_last_word(check):
 
 def test_what_is_absent_stays_absent(check):
     assert check["absent"] == [None, None] and "MODEL" not in check["table"] and check["device"] == "cpu"
-    assert "--disable-dynamic-vram" in check["dynamic"]
+
+
+def test_a_part_that_cannot_be_changed_passes_through(check):
+    """The others are changed all the same; its row says why, and the report below in a sentence."""
+    model, clip, vae = check["model"], check["clip"], check["vae"]
+    assert model["others changed"] == ["clip", "vae"] and not model["passes through"]  # it computes in another dtype
+    assert model["computes in"] == BF16 and "quantized" in model["row"] and "bf16 passed over" in model["row"]
+    assert "passed over, because its weights are quantized" in model["table"]
+    assert clip["others changed"] == ["model", "vae"] and clip["passes through"]
+    assert "as it came" in clip["row"] and "no text encoder of a kind that is known" in clip["row"]
+    assert vae["others changed"] == ["model", "clip"] and vae["passes through"]
+    assert "as it came" in vae["row"] and "patched by another node" in vae["row"]

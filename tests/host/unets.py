@@ -42,6 +42,17 @@ def host_model(name):
     return comfy.sd.load_diffusion_model_state_dict(file_of(name))
 
 
+def scaled_fp8_model():
+    """SD 1.5's shape from a file as scaled FP8 ones are: Linear weights of FP8, with a scale beside each."""
+    state = file_of("SD 1.5")
+    for key in [key for key, weight in state.items() if key.endswith(".weight") and weight.ndim == 2]:
+        scale = state[key].abs().amax() / 448
+        state[key] = (state[key] / scale).to(torch.float8_e4m3fn)
+        state[key.removesuffix("weight") + "scale_weight"] = scale
+    state["model.diffusion_model.scaled_fp8"] = torch.zeros(2, dtype=torch.float8_e4m3fn)
+    return comfy.sd.load_diffusion_model_state_dict(state)
+
+
 def with_lora(model):
     """What LoraLoader does, for some weights of attention, of a convolution and of a norm."""
     torch.manual_seed(5)

@@ -26,6 +26,7 @@ from ..progress import NodeProgress, raise_if_interrupted
 from .audit_clip import AuditedCLIP, audit_clip, runs_of_clip
 from .audit_model import AuditedModel, audit_model, check_sigmas, empty_conditioning, runs_of_model
 from .audit_vae import AuditedVAE, audit_vae, frames_of, runs_of_vae
+from .exact import exact_float32
 
 __all__ = ["PrecisionAudit", "audit_precision"]
 
@@ -154,7 +155,8 @@ def _pictures(vae: AuditedVAE | None, clip: AuditedCLIP | None, model: AuditedMo
     pictures = list(vae.pictures) if vae else []
     for part, dtype, reference, low in model.denoised if model else []:
         if vae is not None and vae.encodes and reference.shape[1:2] == vae.latent.shape[1:2]:
-            fine, coarse = (frames_of(vae.fine.decode(x)) for x in (reference, low))
+            with exact_float32():
+                fine, coarse = (frames_of(vae.fine.decode(x)) for x in (reference, low))
             part.said.append(say_picture(f"{dtype} prediction, decoded", compare_pictures(coarse, fine)))
             difference = (coarse[0] - fine[0]).movedim(-1, 0)
         else:

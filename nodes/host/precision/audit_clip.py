@@ -19,12 +19,14 @@ from ....training.errors import BadInput
 from ....training.precision.audit import Audit
 from ....training.precision.audit_report import AuditPart
 from ....training.precision.device import support
-from ....training.precision.dtypes import DTYPES, dtype_name
+from ....training.precision.dtypes import DTYPES
 from ....training.precision.measures import Errors
 from ....training.precision.verdict import TEXT_LIMIT, Choice, choose, say_tensor
 from ..private_copy import copy_module
 from .clip import kept_in, text_encoders
-from .patcher import patcher_of_copy, refuse_dynamic
+from .exact import exact_float32
+from .patcher import made_from, patcher_of_copy
+from .storage import kept_name
 
 __all__ = ["AuditedCLIP", "audit_clip", "runs_of_clip"]
 
@@ -52,13 +54,13 @@ def audit_clip(clip: Any, prompt: str, names: tuple[str, ...], seed: int, step: 
     encoders = text_encoders(clip.cond_stage_model)
     if not encoders:
         raise BadInput(f"The clip ({type(clip.cond_stage_model).__name__}) has no text encoder that is known here.")
-    refuse_dynamic(clip.patcher, "The clip")
     # an operation of the host casts its weights to its input's dtype, so a layer runs alone as it is
     audits = {name: Audit(names, in_dtype=lambda layer, _dtype: layer, seed=seed) for name in encoders}
     found = AuditedCLIP()
 
     step("CLIP as loaded")
     with ExitStack() as stack:
+        stack.enter_context(exact_float32())
         for name, encoder in encoders.items():
             stack.enter_context(audits[name].reference(_watched(encoder)))
         reference = _encode(clip, prompt)
@@ -86,9 +88,9 @@ def audit_clip(clip: Any, prompt: str, names: tuple[str, ...], seed: int, step: 
     for name, part in parts.items():
         found.parts.append(part)
         found.compute[name] = choose(trials[name], native, part.layers)
-        held = kept_in(encoders[name])
-        found.storage[name] = f"stored as loaded, in {dtype_name(held)}"
-        found.notes.append(f"{name}: loaded in {dtype_name(held)}, computed in FP32 by the host.")
+        held = kept_name(kept_in(encoders[name], clip.patcher))
+        found.storage[name] = f"stored as loaded, in {held}"
+        found.notes.append(f"{name}: loaded in {held}, computed in FP32 by the host.")
     return found
 
 
@@ -138,11 +140,16 @@ def _computing(encoder: Any, dtype: torch.dtype) -> Iterator[None]:
 
 def _stored(clip: Any, prompt: str, dtype: str, encoders: dict, reference: dict, parts: dict[str, AuditPart]) -> None:
     """A copy of all encoders in `dtype`, which lives as long as its one run."""
-    if all(kept_in(encoder) == DTYPES[dtype] for encoder in encoders.values()):
+    if all(kept_in(encoder, clip.patcher) == DTYPES[dtype] for encoder in encoders.values()):
         for part in parts.values():
             part.said.append(f"stored in {dtype}: that is how it was loaded, so nothing is lost by it.")
         return
-    private = copy_module(clip.cond_stage_model, clip.patcher, DTYPES[dtype])
+    try:
+        private = made_from(clip.patcher, lambda patcher: copy_module(clip.cond_stage_model, patcher, DTYPES[dtype]))
+    except BadInput as refused:
+        for part in parts.values():
+            part.said.append(f"stored in {dtype}: not measured, because {str(refused).rstrip('.')}.")
+        return
     copied = clip.clone()
     copied.cond_stage_model = private
     copied.patcher = patcher_of_copy(clip.patcher, private)

@@ -7,6 +7,7 @@ were loaded.
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,11 +23,12 @@ from ....training.errors import BadInput
 from ....training.precision.audit import Audit
 from ....training.precision.audit_report import AuditPart
 from ....training.precision.device import support
-from ....training.precision.dtypes import DTYPES, dtype_name
+from ....training.precision.dtypes import DTYPES
 from ....training.precision.measures import Errors
 from ....training.precision.verdict import LATENT_LIMIT, Choice, choose, keeps, say_tensor
-from ..private_copy import is_quantized
-from .patcher import refuse_dynamic
+from .exact import exact_float32
+from .model import model_dtypes
+from .storage import kept_name
 
 __all__ = ["AuditedModel", "audit_model", "check_sigmas", "empty_conditioning", "runs_of_model"]
 
@@ -80,15 +82,13 @@ def audit_model(
 ) -> AuditedModel:
     """`latent`: raw [1, C, ...], noised to each sigma; zeros for pure noise. `step(line)` is called before each run.
 
-    The hooks that watch are gone afterwards, and so is every clone. Raises BadInput for a model that this host casts by
-    rules of its own (dynamic VRAM, quantized weights), for a sigma outside of its range, and for one that gives NaN in
-    FP32 already.
+    The hooks that watch are gone afterwards, and so is every clone. Raises BadInput for a sigma outside of the model's
+    range, and for a model that gives NaN in FP32 already.
     """
-    _refuse(model)
     sampling = model.get_model_object("model_sampling")
     at = {_title(entry, sigma): sigma for entry, sigma in ((e, _sigma(e, sampling)) for e in sigmas)}
     noise = comfy.sample.prepare_noise(latent, seed)
-    held = dtype_name(next(model.model.diffusion_model.parameters()).dtype)
+    held = kept_name(model_dtypes(model)[0])
     found = AuditedModel()
     found.notes.append(f"MODEL: {type(model.model).__name__}, weights in {held}; FP32 means FP32 compute over those.")
     trials: dict[str, list[tuple[bool, str]]] = {name: [] for name in names}
@@ -97,7 +97,7 @@ def audit_model(
         audit = Audit(names, in_dtype=lambda layer, _dtype: layer, seed=seed)
         part = AuditPart(f"MODEL at {title}", audit)
         step(f"{part.name} in FP32")
-        with audit.reference(model.model.diffusion_model):
+        with exact_float32(), audit.reference(model.model.diffusion_model):
             reference, direction = _denoise(model, torch.float32, positive, noise, latent, sigma)
         if not torch.isfinite(reference).all():
             raise BadInput(
@@ -167,17 +167,11 @@ def _denoise(
 def _unload(clone: Any) -> None:
     """Take the clone off the device by the host's own hand, which also puts back what the clone had switched."""
     others = [loaded for loaded in comfy.model_management.current_loaded_models if loaded.model is not clone]
+    gc.collect()  # else the host's finalizers may run in the midst of its own unloading, and pop one entry twice
     comfy.model_management.free_memory(1e30, clone.load_device, others)
 
 
 # ------------------------------------------------------------------------------------------------------- what it needs
-
-
-def _refuse(model: Any) -> None:
-    refuse_dynamic(model, "The model")
-    for key, weight in model.model.diffusion_model.named_parameters():
-        if is_quantized(weight):
-            raise BadInput(f"The model's weight {key} is quantized, so other dtypes say nothing about it.")
 
 
 def _sigma(entry: str, sampling: Any) -> float:

@@ -18,8 +18,11 @@ from ....training.precision.dtypes import DTYPES, dtype_name
 from ....training.precision.measures import Errors, PictureError, compare_pictures, rescale_error
 from ....training.precision.policy import VAE_DECODER, VAE_ENCODER
 from ....training.precision.verdict import NOT_VISIBLE, Choice, choose, say_picture, visible
-from ..vae import class_name, copy_vae, refuse_empty
-from .vae import source_to_copy
+from ..private_copy import is_dynamic
+from ..vae import PICTURES, VIDEO, class_name, copy_vae, refuse_empty, what_it_makes
+from .exact import exact_float32
+from .patcher import NOT_A_FAILURE
+from .vae import held_dtype, lacking_half_of, source_to_copy
 
 __all__ = ["AuditedVAE", "audit_vae", "frames_of", "runs_of_vae"]
 
@@ -53,18 +56,26 @@ def audit_vae(vae: Any, image: Tensor, names: tuple[str, ...], seed: int, step: 
     one at a time. Raises BadInput for a VAE that has nothing to do with pictures, or that cannot be copied.
     """
     refuse_empty(vae)
-    if getattr(vae, "latent_dim", 2) == 1:
-        raise BadInput(f"The VAE ({class_name(vae)}) is one of sound; the audit needs one of pictures or video.")
+    if (makes := what_it_makes(vae)) not in (PICTURES, VIDEO):
+        raise BadInput(f"The VAE ({class_name(vae)}) is one of {makes}; the audit needs one of pictures or video.")
+    lacks = lacking_half_of(vae)
+    if lacks == "decoder":
+        raise BadInput(f"The VAE ({class_name(vae)}) can only encode; the audit needs one that gives a picture back.")
     source = source_to_copy(vae)
     image = image[: _FRAMES if getattr(vae, "latent_dim", 2) == 3 else 1, ..., :3].float()
     fine = copy_vae(source, torch.float32)
     before, after = Audit(names, seed=seed), Audit(names, seed=seed)  # encoder, decoder
 
     step("VAE encoder in FP32")
-    latent, encodes = _reference_latent(fine, image, before, seed)
+    latent, encodes = _reference_latent(fine, image, before, seed, encodes=lacks != "encoder")
     step("VAE decoder in FP32")
-    with after.reference(fine.first_stage_model):
-        reference = frames_of(fine.decode(latent))
+    with exact_float32(), after.reference(fine.first_stage_model):
+        reference = frames_of(_tried(fine, "decode", latent))
+    if reference.ndim != 4 or reference.shape[-1] != 3:
+        raise BadInput(
+            f"The VAE ({class_name(vae)}) must give pictures [N, H, W, 3]; it gave {list(reference.shape)}, so nobody "
+            f"can look at them."
+        )
     found = AuditedVAE(fine, latent, encodes, errors={"encoder": {}, "decoder": {}, "both": {}})
     found.notes += _notes(source, image, encodes, names)
     if encodes:
@@ -90,14 +101,28 @@ def audit_vae(vae: Any, image: Tensor, names: tuple[str, ...], seed: int, step: 
     return found
 
 
-def _reference_latent(fine: Any, image: Tensor, audit: Audit, seed: int) -> tuple[Tensor, bool]:
+def _reference_latent(fine: Any, image: Tensor, audit: Audit, seed: int, *, encodes: bool) -> tuple[Tensor, bool]:
+    """(latent to decode, whether it is the picture's)."""
+    if encodes:
+        with exact_float32(), audit.reference(fine.first_stage_model):
+            return _tried(fine, "encode", image), True
+    frames = () if getattr(fine, "latent_dim", 2) == 2 else (2,)
+    shape = (1, fine.latent_channels, *frames, _LATENT_SIDE, _LATENT_SIDE)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)), False
+
+
+def _tried(fine: Any, method: str, x: Tensor) -> Tensor:
+    """`fine.encode(x)` or `fine.decode(x)`, with a sentence for a VAE that is not made for such an `x`."""
     try:
-        with audit.reference(fine.first_stage_model):
-            return fine.encode(image), True
-    except NotImplementedError:  # how the host says that a light VAE only decodes
-        frames = () if getattr(fine, "latent_dim", 2) == 2 else (2,)
-        shape = (1, fine.latent_channels, *frames, _LATENT_SIDE, _LATENT_SIDE)
-        return torch.randn(shape, generator=torch.Generator().manual_seed(seed)), False
+        return getattr(fine, method)(x)
+    except (BadInput, *NOT_A_FAILURE):
+        raise
+    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, NotImplementedError) as failure:
+        why = (str(failure).splitlines() or [type(failure).__name__])[0][:200]
+        raise BadInput(
+            f"The VAE ({class_name(fine)}) cannot {method} {'a picture' if method == 'encode' else 'a latent'} of "
+            f"{list(x.shape)} as those of pictures and video do: {why}."
+        ) from failure
 
 
 def _lowered(found: AuditedVAE, source: Any, image: Tensor, reference: Tensor, audits: tuple, name: str, step) -> None:
@@ -115,7 +140,8 @@ def _lowered(found: AuditedVAE, source: Any, image: Tensor, reference: Tensor, a
     if coarse is not None:
         results["both"] = frames_of(low.decode(coarse))
         del low
-        results["encoder"] = frames_of(found.fine.decode(coarse))
+        with exact_float32():
+            results["encoder"] = frames_of(found.fine.decode(coarse))
         errors = Errors()
         errors.add(coarse, found.latent)
         found.parts[0].said.append(f"{name} latent: relative error {errors.relative:.1e}, cosine {errors.cosine:.6f}.")
@@ -134,10 +160,13 @@ def frames_of(pixels: Tensor) -> Tensor:
 
 
 def _notes(source: Any, image: Tensor, encodes: bool, names: tuple[str, ...]) -> list[str]:
+    held = dtype_name(held_dtype(source))
     notes = [f"VAE: {class_name(source)}, loaded as {dtype_name(source.vae_dtype)}."]
-    if source.vae_dtype != torch.float32:
+    if is_dynamic(source.patcher):
+        notes.append(f"Its weights are the file's own, in {held}: FP32 means FP32 compute over those.")
+    elif source.vae_dtype != torch.float32:
         notes.append(
-            f"The loader had rounded the VAE's weights to {dtype_name(source.vae_dtype)}: FP32 means FP32 compute over "
+            f"The loader had rounded the VAE's weights to {held}: FP32 means FP32 compute over "
             f"those here. Load VAE (Precision) reads the file as it is."
         )
     if not encodes:

@@ -5,10 +5,12 @@ the two dtypes are independent:
 
 - another dtype to compute in costs nothing: the CLIP calls a second shell of each encoder, of the same class and over
   the same layers, which casts what goes into the first of them. The host goes on managing the source's own model;
-- another dtype to keep needs weights of its own, on a patcher of its own. Encoders that stay share the memory of the
-  source's weights; once on a GPU, each model has its own there.
+- another dtype to keep needs weights of its own, on a patcher of its own, and those of all encoders: what a LoRA hook
+  puts into a weight goes into the memory where it lies, so nothing may be shared.
 
-What comes out is FP32 in any case: the host's shell around each encoder sees to it.
+What comes out is FP32 in any case: the host's shell around each encoder sees to it. Quantized weights, and those under
+the dynamic VRAM of newer hosts, are cast as they are used, so they compute in any dtype; where no copy can be made of
+them, they stay as they are kept, and the report says why.
 """
 
 from __future__ import annotations
@@ -22,12 +24,13 @@ import comfy.sd1_clip
 import torch
 
 from ....training.errors import BadInput
-from ....training.precision.dtypes import dtype_name, dtype_of_most
+from ....training.precision.dtypes import dtype_name
 from ....training.precision.policy import TEXT_ENCODER, automatic
-from ....training.precision.settle import DEFAULT, settle, settle_storage
-from ..private_copy import cast_weight, copy_module, is_quantized, unpatched
-from .patcher import carry, patcher_of_copy, refuse_dynamic
+from ....training.precision.settle import DEFAULT, settle
+from ..private_copy import cast_weight, copy_module, kept_dtype
+from .patcher import carry, made_from, patcher_of_copy, plain_source, reloads
 from .shell import guard_of
+from .storage import as_loaded, kept_name, said_of_storage
 
 __all__ = [
     "ALL",
@@ -59,7 +62,7 @@ class SelectedCLIP:
 
 @dataclass(frozen=True)
 class _Dtypes:
-    storage: torch.dtype
+    storage: torch.dtype | None  # None: quantized
     compute: torch.dtype
 
 
@@ -91,8 +94,8 @@ def select_clip_precision(
     """`clip` with the dtypes named for `encoder` ("all", or the name of one), the other encoders as they came in.
 
     storage: "default" (what the loader chose) or a key of `DTYPES`; compute: "default", "auto", or one of `COMPUTE`.
-    A dtype that this machine lacks is logged, said in the report and passed over; so is an encoder that this CLIP does
-    not have. Raises BadInput with the reason for a CLIP that cannot be copied.
+    A dtype that this machine lacks is logged, said in the report and passed over; so are an encoder that this CLIP does
+    not have, and a storage that its weights cannot be brought into. Raises BadInput for a CLIP without any weights.
     """
     if getattr(clip, "cond_stage_model", None) is None:
         raise BadInput("The clip holds no weights: the checkpoint that it comes from has no text encoder.")
@@ -102,7 +105,8 @@ def select_clip_precision(
     origin = getattr(clip.cond_stage_model, "ref2v_origin", None)
     source = origin.clip if origin else clip
     root, device = source.cond_stage_model, clip.patcher.load_device
-    loaded = {name: _Dtypes(kept_in(part), _HOST_COMPUTE) for name, part in text_encoders(root).items()}
+    encoders = text_encoders(root)
+    loaded = {name: _Dtypes(kept_in(part, source.patcher), _HOST_COMPUTE) for name, part in encoders.items()}
     lines = [f"{type(root).__name__} on {device}"]
     if not loaded:
         if storage == compute == DEFAULT:
@@ -113,29 +117,45 @@ def select_clip_precision(
         has = ", ".join(loaded)
         return SelectedCLIP(clip, f"{lines[0]}\nIt has no encoder {encoder!r}, so nothing changes; it has {has}.")
 
-    selected = {**loaded, **(origin.selected if origin else {})}
+    before = {**loaded, **(origin.selected if origin else {})}
+    selected, home = {**before}, source.patcher
+    keeps, said_storage = {}, {}
+    for name in chosen:
+        was = loaded[name].storage
+        keeps[name], said_storage[name] = said_of_storage(f"{name} storage", storage, was, device)
+        selected[name] = replace(before[name], storage=keeps[name])
+    stored = _stored(selected, loaded)
+    if stored:
+        try:
+            home = _copied(source, stored)
+        except BadInput as refused:
+            for name in stored:
+                selected[name] = replace(selected[name], storage=loaded[name].storage)
+                if name in chosen:
+                    said_storage[name] = as_loaded(f"{name} storage", storage, loaded[name].storage, str(refused))
     for name, was in loaded.items():
         if name not in chosen:
             now = selected[name]
             since = "as loaded" if now == was else "as selected before"
-            lines.append(f"{name}: kept in {dtype_name(now.storage)}, computes in {dtype_name(now.compute)}, {since}")
+            lines.append(f"{name}: kept in {kept_name(now.storage)}, computes in {dtype_name(now.compute)}, {since}")
             continue
-        keeps, said = settle_storage(f"{name} storage", storage, was.storage, device)
-        lines.append(said + _beside(root, name, keeps, was.storage))
+        lines.append(said_storage[name] + _beside(selected[name].storage, was.storage))
         computes, said = settle(
             f"{name} compute", compute, was.compute, device, lambda: automatic(TEXT_ENCODER, device)
         )
-        lines += [said, *_warnings(root, name, _Dtypes(keeps, computes), was)]
-        selected[name] = _Dtypes(keeps, computes)
+        selected[name] = replace(selected[name], compute=computes)
+        lines += [said, *_warnings(root, name, selected[name], was)]
     changed = {name: dtypes for name, dtypes in selected.items() if dtypes != loaded[name]}
-    if changed:
-        _refuse_what_cannot_be_copied(source, changed)
-    new = _made(clip, source, loaded, changed) if changed else _as_loaded(clip, origin)
-    own = [name for name, now in changed.items() if now.storage != loaded[name].storage]
-    if own:
-        held = sum(_bytes(new.cond_stage_model, name) for name in own)
+    new = _made(clip, source, home, loaded, changed) if changed else _as_loaded(clip, origin)
+    if home is not source.patcher:
+        held = sum(weight.numel() * weight.element_size() for weight in home.model.parameters())
         lines.append(f"Held beside the weights of the CLIP that came in: {held / 2**20:.1f} MiB.")
     return SelectedCLIP(new, "\n".join(lines))
+
+
+def _stored(selected: dict[str, _Dtypes], loaded: dict[str, _Dtypes]) -> dict[str, torch.dtype]:
+    """Of the encoders that are kept in another dtype than the loader chose, that dtype."""
+    return {name: now.storage for name, now in selected.items() if now.storage not in (None, loaded[name].storage)}
 
 
 def compute_dtypes(clip: Any) -> dict[str, torch.dtype]:
@@ -145,11 +165,11 @@ def compute_dtypes(clip: Any) -> dict[str, torch.dtype]:
     return {name: dtype for name, dtype in found.items() if dtype is not None}
 
 
-def encoder_dtypes(clip: Any) -> dict[str, tuple[torch.dtype, torch.dtype]]:
-    """(storage, compute) of each text encoder of a CLIP, by its name."""
+def encoder_dtypes(clip: Any) -> dict[str, tuple[torch.dtype | None, torch.dtype]]:
+    """(storage, None for quantized weights; compute) of each text encoder of a CLIP, by its name."""
     computes = compute_dtypes(clip)
     encoders = text_encoders(clip.cond_stage_model).items()
-    return {name: (kept_in(encoder), computes.get(name, _HOST_COMPUTE)) for name, encoder in encoders}
+    return {name: (kept_in(part, clip.patcher), computes.get(name, _HOST_COMPUTE)) for name, part in encoders}
 
 
 # ---------------------------------------------------------------------------------------------------- what is in a CLIP
@@ -160,28 +180,24 @@ def text_encoders(root: torch.nn.Module) -> dict[str, torch.nn.Module]:
     return {name: part for name, part in root.named_children() if isinstance(part, comfy.sd1_clip.SDClipModel)}
 
 
-def kept_in(encoder: torch.nn.Module) -> torch.dtype:
-    """The dtype of most of its weights."""
-    return dtype_of_most(encoder.transformer.parameters())
-
-
-def _bytes(root: torch.nn.Module, name: str) -> int:
-    return sum(weight.numel() * weight.element_size() for weight in getattr(root, name).parameters())
+def kept_in(encoder: torch.nn.Module, patcher: Any) -> torch.dtype | None:
+    """The dtype that the host has most of its weights in; None for quantized ones. `patcher`: of the CLIP."""
+    return kept_dtype(encoder.transformer, patcher)
 
 
 def _family(root: torch.nn.Module, name: str) -> str:
     return type(getattr(root, name).transformer).__name__
 
 
-def _beside(root: torch.nn.Module, name: str, keeps: torch.dtype, loaded: torch.dtype) -> str:
-    if keeps.itemsize > 1 or keeps == loaded:
+def _beside(keeps: torch.dtype | None, loaded: torch.dtype | None) -> str:
+    if keeps is None or keeps.itemsize > 1 or keeps == loaded:
         return ""
     return f" (norms and biases stay {dtype_name(loaded)})"
 
 
 def _warnings(root: torch.nn.Module, name: str, now: _Dtypes, loaded: _Dtypes) -> list[str]:
     lines = []
-    if torch.finfo(now.storage).eps < torch.finfo(loaded.storage).eps:
+    if now.storage is not None and torch.finfo(now.storage).eps < torch.finfo(loaded.storage).eps:
         fine, coarse = dtype_name(now.storage), dtype_name(loaded.storage)
         lines.append(f"{name}: {fine} over {coarse} weights, rounded by the loader; what it lost does not come back.")
     if now.compute == torch.float16 and _family(root, name).startswith(_OVERFLOW_IN_FP16):
@@ -190,19 +206,6 @@ def _warnings(root: torch.nn.Module, name: str, now: _Dtypes, loaded: _Dtypes) -
             f"or take bf16."
         )
     return lines
-
-
-def _refuse_what_cannot_be_copied(source: Any, changed: dict[str, _Dtypes]) -> None:
-    root = source.cond_stage_model
-    what = f"The CLIP ({type(root).__name__})"
-    refuse_dynamic(source.patcher, what)
-    for name in changed:
-        transformer = getattr(root, name).transformer
-        # weights with a scale beside them, which no dtype of ours knows of
-        if hasattr(transformer, "scaled_fp8") or any(is_quantized(weight) for weight in transformer.parameters()):
-            raise BadInput(
-                f"{what} has quantized weights in {name}, so its precision cannot be changed; load an unquantized file."
-            )
 
 
 # ------------------------------------------------------------------------------------------------------ the CLIP itself
@@ -219,10 +222,10 @@ def _is_untouched(clip: Any) -> bool:
     return origin is None or _stamp(clip) == origin.stamp
 
 
-def _made(clip: Any, source: Any, loaded: dict[str, _Dtypes], selected: dict[str, _Dtypes]) -> Any:
-    """`clip` again, with what other nodes have put on it, over the source's weights in the dtypes of `selected`."""
-    stored = {name: now.storage for name, now in selected.items() if now.storage != loaded[name].storage}
-    home = _copied(source, stored) if stored else source.patcher
+def _made(
+    clip: Any, source: Any, home: Any, loaded: dict[str, _Dtypes], selected: dict[str, _Dtypes]
+) -> Any:
+    """`clip` again, with what other nodes have put on it, over the weights of `home` in the dtypes of `selected`."""
     new = clip.clone()
     new.patcher = carry(new.patcher, home)
     # The host loads and patches the model of the patcher; what the CLIP calls is a shell over the same layers.
@@ -251,32 +254,30 @@ def _as_loaded(clip: Any, origin: _Origin | None) -> Any:
 
 def _copied(source: Any, stored: dict[str, torch.dtype]) -> Any:
     """The patcher of a copy of the source's model with these encoders kept in these dtypes; one for all who use it."""
-    root = source.patcher.model
-    copies = _COPIES.setdefault(root, {})
+    copies = _COPIES.setdefault(source.patcher.model, {})
     key = frozenset(stored.items())
-    alive = {made: home for made, ref in copies.items() if (home := ref()) is not None}
-    if key in alive:
-        return alive[key]
-    # an encoder that another copy already keeps in that dtype is taken from there
-    lenders = {name: alive[made] for name, dtype in stored.items() for made in alive if (name, dtype) in made}
-    lent = {name: dict(lender.model.named_parameters()) for name, lender in lenders.items()}
+    known = copies.get(key, lambda: None)()
+    if known is not None:
+        return known
+    home = made_from(plain_source(source.patcher), lambda plain: _copy_of(plain, stored))
+    copies[key] = weakref.ref(home)
+    return home
 
+
+def _copy_of(patcher: Any, stored: dict[str, torch.dtype]) -> Any:
     def weight_of(name: str, weight: torch.Tensor) -> torch.Tensor:
-        encoder = name.split(".", 1)[0]
-        if encoder in lent and name in lent[encoder]:
-            return unpatched(lenders[encoder], name, lent[encoder][name]).to("cpu")
-        dtype = stored.get(encoder)
+        dtype = stored.get(name.split(".", 1)[0])
         if dtype is None or (dtype.itemsize == 1 and weight.ndim < 2):
-            return weight.to("cpu")  # the same memory, where it lies on the CPU
+            dtype = weight.dtype
         return cast_weight(weight, dtype)
 
-    private = copy_module(root, source.patcher, weight_of)
+    private = copy_module(patcher.model, patcher, weight_of)
     for name, dtype in stored.items():
         transformer = getattr(private, name).transformer
         if isinstance(getattr(transformer, "dtype", None), torch.dtype):
             transformer.dtype = dtype  # the host's T5 asks it
-    home = patcher_of_copy(source.patcher, private)
-    copies[key] = weakref.ref(home)
+    home = patcher_of_copy(patcher, private)
+    home.cached_patcher_init = reloads(patcher, lambda again: _copy_of(again, stored))
     return home
 
 

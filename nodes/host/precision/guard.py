@@ -20,6 +20,8 @@ from ....training.errors import BadInput
 from ....training.precision.dtypes import dtype_name
 from ....training.precision.guard import BadLayer, FirstBadLayer, is_finite, tensors
 from ..progress import show_text
+from .exact import exact_float32
+from .patcher import NOT_A_FAILURE
 
 __all__ = ["ON_NAN", "REPORT", "RERUN", "STOP", "Call", "Guard", "beside", "check_room"]
 
@@ -85,10 +87,11 @@ class Guard:
 
     def _in_float32(self, call: Call, said: str) -> Any:
         try:
-            fixed = call.in_float32()
+            with exact_float32():
+                fixed = call.in_float32()
         except BadInput as refused:
             raise BadInput(f"{said}; it could not be run again in FP32: {refused}") from refused
-        except (torch.cuda.OutOfMemoryError, comfy.model_management.InterruptProcessingException):
+        except NOT_A_FAILURE:
             raise  # the host knows what to do
         except Exception as failure:
             why = (str(failure).splitlines() or [type(failure).__name__])[0][:200]

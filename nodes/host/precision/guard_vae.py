@@ -7,7 +7,9 @@ host (whole, tiled, video) call `encode` and `decode` of the module that they ar
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import cache, partial
 from typing import Any
 
@@ -22,6 +24,8 @@ from .vae import half_in_float32
 
 __all__ = ["guard_vae"]
 
+# The FP32 VAEs at work, by guard. The host runs each prompt in a context of its own, so they go when it ends, however.
+_HELD: ContextVar[dict[int, Any]] = ContextVar("ref2v_fp32_vaes")
 _GIVEN = {"encoder": "picture", "decoder": "latent"}
 
 
@@ -39,7 +43,8 @@ class _GuardedVAE:
     def __init__(self, source: Any, guard: Guard) -> None:
         self.source = source
         self.guard = guard
-        self._fine: tuple[Any, str, Any] | None = None  # while which node worked, which half, the VAE with it in FP32
+        # while which node worked, which half, the VAE with it in FP32
+        self._fine: tuple[Any, str, weakref.ref] | None = None
 
     def __deepcopy__(self, _memo: dict) -> _GuardedVAE:
         return self
@@ -79,7 +84,7 @@ class _GuardedVAE:
         again = partial(inner, module, to_dtype(x, dtype), *args, **kwargs)
         working = get_executing_context()
         if self._fine is not None and self._fine[0] != working:
-            self._fine = None
+            self._let_go()
         result = again()
         produced = kwargs.get("output_buffer") if result is None else result
         if is_finite(produced):
@@ -96,13 +101,20 @@ class _GuardedVAE:
         return result if answer is produced or result is None else answer
 
     def _in_float32(self, half: str, method: str, working: Any, x: Any, args: tuple, kwargs: dict) -> Any:
-        if self._fine is None or self._fine[1] != half:
-            self._fine = (working, half, half_in_float32(self.source, half))
-        fine = self._fine[2]
+        fine = None if self._fine is None or self._fine[1] != half else self._fine[2]()
+        if fine is None:
+            fine = half_in_float32(self.source, half)
+            self._fine = (working, half, weakref.ref(fine))
+            _HELD.set({**_HELD.get({}), id(self): fine})
         memory_used = fine.memory_used_encode if half == "encoder" else fine.memory_used_decode
         with beside(fine.patcher, memory_used(x.shape, torch.float32)):
             fixed = getattr(fine.first_stage_model, method)(to_dtype(x, torch.float32), *args, **kwargs)
         return kwargs.get("output_buffer") if fixed is None else fixed
+
+
+    def _let_go(self) -> None:
+        _HELD.set({guard: fine for guard, fine in _HELD.get({}).items() if guard != id(self)})
+        self._fine = None
 
 
 @cache

@@ -14,6 +14,7 @@ import torch
 from comfy.patcher_extension import PatcherInjection
 
 from ....training.precision.module_kinds import LAST, Found
+from ..private_copy import loaded_dtype
 
 __all__ = ["FP32Softmax", "keep_in_float32", "without_foreign_weights"]
 
@@ -21,18 +22,22 @@ _REMOVE = "ref2v_remove_precision_hooks"  # on the model, not in a closure: clon
 
 
 def without_foreign_weights(
-    root: torch.nn.Module, found: Found, *, kept_copy: bool
+    patcher: Any, found: Found, *, kept_copy: bool
 ) -> tuple[dict[str, str], list[str]]:
-    """(the modules of `found` that a cast input makes compute in FP32, names of those that it does not).
+    """(the modules of `found` that a cast input makes compute in FP32, names of those that it does not); they are of
+    the diffusion model of `patcher`.
 
     A layer that is not the host's own has its weights in the dtype that they are kept in, whatever comes in.
     `kept_copy`: these modules' weights are kept in FP32.
     """
+    root = patcher.model.diffusion_model
     kept, foreign = {}, []
     for name, by in found.modules.items():
         own = [layer for layer in root.get_submodule(name).modules() if not hasattr(layer, "comfy_cast_weights")]
-        fixed = [weight for layer in own for weight in layer.parameters(recurse=False)]
-        if kept_copy or all(weight.dtype == torch.float32 for weight in fixed):
+        fixed = [
+            loaded_dtype(layer, weight, patcher) for layer in own for weight, _ in layer.named_parameters(recurse=False)
+        ]
+        if kept_copy or all(dtype == torch.float32 for dtype in fixed):
             kept[name] = by
         else:
             foreign.append(name)

@@ -2,8 +2,9 @@
 
 Nothing of the source is changed. Another dtype to compute in shares the source's weights: it is the host's own switch
 (`set_model_compute_dtype`) on a clone of the patcher, which the host puts on and off the model as it loads one clone or
-the other. Another dtype to keep needs a copy of the diffusion model, on a patcher of its own to which everything moves
-that other nodes have put on the source's.
+the other; that holds for quantized weights and under the dynamic VRAM of newer hosts too, where weights are cast as
+they are used. Another dtype to keep needs a copy of the diffusion model, on a plain patcher of its own to which all
+moves that other nodes have put on the source's. Where no copy can be made, the weights stay, and the report says why.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import comfy.ldm.modules.attention
 import torch
 
 from ....training.errors import BadInput
-from ....training.precision.dtypes import dtype_name, dtype_of_most
+from ....training.precision.dtypes import dtype_name
 from ....training.precision.module_kinds import EMBEDDINGS, IN_OUT, NORMS, find_modules, split_patterns
 from ....training.precision.policy import DIFFUSION_MODEL, automatic
-from ....training.precision.settle import DEFAULT, settle, settle_storage
-from ..private_copy import LOADED_STATE, cast_weight, copy_module, is_quantized
+from ....training.precision.settle import DEFAULT, settle
+from ..private_copy import LOADED_STATE, cast_weight, copy_module, kept_dtype
 from .kept_modules import FP32Softmax, keep_in_float32, without_foreign_weights
-from .patcher import carry, patcher_of_copy, refuse_dynamic, take_off
+from .patcher import carry, made_from, patcher_of_copy, plain_source, reloads, take_off
+from .storage import as_loaded, said_of_storage
 
 __all__ = ["Keep", "SelectedModel", "model_dtypes", "model_precision", "select_model_precision"]
 
@@ -83,29 +85,33 @@ def select_model_precision(
     "default" or a key of `DTYPES`; `keep` in FP32.
 
     What an earlier selector chose is replaced. A dtype that this machine lacks is logged, said in the report and passed
-    over. Raises BadInput with the reason for a MODEL that cannot be copied.
+    over; so is a storage that these weights cannot be brought into.
     """
     keep = keep or Keep()
     origin = model.get_attachment(_KEY)
     source = origin.model if origin else model
-    network, device = source.model.diffusion_model, model.load_device
+    device = model.load_device
     held, computed = model_dtypes(source)
     supported = tuple(source.model.model_config.supported_inference_dtypes)
     computes, said = settle("Compute", compute, computed, device, lambda: automatic(DIFFUSION_MODEL, device, supported))
-    stores, said_storage = settle_storage("Storage", storage, held, device)
-    if stores.itemsize == 1 and stores != held:
+    stores, said_storage = said_of_storage("Storage", storage, held, device)
+    kept, said_kept = _kept(source, keep, computes, held, stores)
+    home = source
+    if stores != held:
+        try:
+            home = _copied(source, stores, kept)
+        except BadInput as refused:
+            stores, said_storage = held, as_loaded("Storage", storage, held, str(refused))
+            kept, said_kept = _kept(source, keep, computes, held, stores)
+    if stores != held and stores.itemsize == 1:
         said_storage += f" (norms and biases stay {dtype_name(held)})"
     lines = [f"{_kind(source)} on {device}", said, said_storage]
     lines += _warnings(held, stores, computes, supported, computed)
-
-    kept, said_kept = _kept(network, keep, computes, copied=stores != held, held=held)
     softmax, said_softmax = _softmax(keep, computes)
     lines += said_kept + said_softmax
     if (computes, stores) == (computed, held) and not kept and not softmax:
         return SelectedModel(_as_loaded(model, origin), "\n".join(lines))
-    _refuse_what_cannot_be_copied(source)
 
-    home = source if stores == held else _copied(source, stores, kept)
     new = carry(_without_ours(model, origin), home)
     new.set_model_compute_dtype(computes)  # layers of the host cast their weights from here on
     if kept:
@@ -135,18 +141,22 @@ def _kind(source: Any) -> str:
     return type(source.model.model_config).__name__
 
 
-def model_dtypes(model: Any) -> tuple[torch.dtype, torch.dtype]:
-    """(dtype that most weights are kept in, dtype that the layers compute in) of a MODEL as it is."""
+def model_dtypes(model: Any) -> tuple[torch.dtype | None, torch.dtype]:
+    """(dtype that the host has most weights in, None for quantized ones; dtype that the layers compute in)."""
     computes = model.get_model_object("manual_cast_dtype") or model.model.get_dtype()
-    return dtype_of_most(model.model.diffusion_model.parameters()), computes
+    quantized = getattr(model.model.model_config, "scaled_fp8", None) is not None
+    return None if quantized else kept_dtype(model.model.diffusion_model, model), computes
 
 
 def _warnings(
-    held: torch.dtype, stores: torch.dtype, computes: torch.dtype, supported: tuple, computed: torch.dtype
+    held: torch.dtype | None, stores: torch.dtype | None, computes: torch.dtype, supported: tuple, computed: torch.dtype
 ) -> list[str]:
     lines = []
     eps = lambda dtype: torch.finfo(dtype).eps  # noqa: E731
-    if eps(stores) < eps(held):
+    if held is None:
+        if computes != computed:
+            lines.append(f"{dtype_name(computes)} compute over quantized weights, which are unpacked as they are used.")
+    elif eps(stores) < eps(held):
         lines.append(
             f"{dtype_name(stores)} over {dtype_name(held)} weights, rounded by the loader; what it lost is lost."
         )
@@ -159,9 +169,10 @@ def _warnings(
 
 
 def _kept(
-    network: torch.nn.Module, keep: Keep, computes: torch.dtype, *, copied: bool, held: torch.dtype
+    source: Any, keep: Keep, computes: torch.dtype, held: torch.dtype | None, stores: torch.dtype | None
 ) -> tuple[dict[str, str], list[str]]:
     """(module -> what it was found by, the lines of the report)."""
+    network = source.model.diffusion_model
     patterns = split_patterns(keep.layers)
     if not keep.kinds() and not patterns:
         return {}, []
@@ -171,7 +182,7 @@ def _kept(
     ]
     if computes == torch.float32:
         return {}, [*lines, "Everything computes in fp32, so there is nothing to keep in it."]
-    kept, foreign = without_foreign_weights(network, found, kept_copy=copied and held == torch.float32)
+    kept, foreign = without_foreign_weights(source, found, kept_copy=stores != held and held == torch.float32)
     for by in dict.fromkeys(kept.values()):
         names = [name for name, found_by in kept.items() if found_by == by]
         lines.append(
@@ -191,14 +202,6 @@ def _softmax(keep: Keep, computes: torch.dtype) -> tuple[bool, list[str]]:
     if name not in _HOLD_SCORES:
         return False, [f"Attention softmax: {name} is a fused kernel and accumulates in fp32 already; nothing changes."]
     return True, [f"Attention softmax: fp32, with the scores, in {name}."]
-
-
-def _refuse_what_cannot_be_copied(source: Any) -> None:
-    what = f"The MODEL ({_kind(source)})"
-    refuse_dynamic(source, what)
-    scaled = getattr(source.model.model_config, "scaled_fp8", None) is not None
-    if scaled or any(is_quantized(weight) for weight in source.model.diffusion_model.parameters()):
-        raise BadInput(f"{what} has quantized weights, so its precision cannot be changed; load an unquantized file.")
 
 
 # ----------------------------------------------------------------------------------------------------- the MODEL itself
@@ -236,18 +239,25 @@ def _as_loaded(model: Any, origin: _Origin | None) -> Any:
 
 def _copied(source: Any, dtype: torch.dtype, kept: dict[str, str]) -> Any:
     """The patcher of a copy of the source's model in `dtype`, `kept` modules as loaded; one for all who use it."""
-    root = source.model
-    copies = _COPIES.setdefault(root, {})
+    copies = _COPIES.setdefault(source.model, {})
     key = (dtype, frozenset(kept))
     known = copies.get(key, lambda: None)()
     if known is not None:
         return known
+    # Under dynamic VRAM the host reads the file once more, as it does itself for whoever needs a plain model.
+    home = made_from(plain_source(source), lambda plain: _copy_of(plain, dtype, kept))
+    copies[key] = weakref.ref(home)
+    return home
+
+
+def _copy_of(source: Any, dtype: torch.dtype, kept: dict[str, str]) -> Any:
     prefixes = tuple(f"diffusion_model.{name}." for name in kept)
 
     def weight_of(name: str, weight: torch.Tensor) -> torch.Tensor:
         stays = name.startswith(prefixes) or (dtype.itemsize == 1 and weight.ndim < 2)
         return cast_weight(weight, weight.dtype if stays else dtype)
 
+    root = source.model
     take_off(source)  # what a clone has put on the model is no part of it
     private = _bare_copy(root)
     for name, child in root.named_children():
@@ -256,7 +266,7 @@ def _copied(source: Any, dtype: torch.dtype, kept: dict[str, str]) -> Any:
         private.add_module(name, copy_module(child, source, made, prefix=f"{name}."))
     private.diffusion_model.dtype = dtype  # the host asks the network, not its weights
     home = patcher_of_copy(source, private)
-    copies[key] = weakref.ref(home)
+    home.cached_patcher_init = reloads(source, lambda again: _copy_of(again, dtype, kept))
     return home
 
 

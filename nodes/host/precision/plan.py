@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import comfy.model_management
 import torch
 
-from ....training.precision.dtypes import dtype_name
+from ....training.errors import BadInput
+from ....training.precision.dtypes import DTYPES, dtype_name
 from ....training.precision.plan import KEEP_KINDS, PrecisionPlan
+from ....training.precision.settle import AUTO, DEFAULT
 from .clip import ALL, encoder_dtypes, select_clip_precision
 from .model import Keep, model_dtypes, select_model_precision
+from .storage import kept_name
 from .vae import select_vae_precision, vae_dtypes
 from .vae_halves import find_halves
 
@@ -52,53 +55,78 @@ def device_of(model: Any = None, clip: Any = None, vae: Any = None) -> torch.dev
 def apply_plan(plan: PrecisionPlan, *, model: Any = None, clip: Any = None, vae: Any = None) -> PlannedModels:
     """The models in the dtypes of `plan`; what selectors before it chose is replaced.
 
-    Raises BadInput for a model that cannot be copied; a dtype that this machine lacks is passed over and said.
+    Each part is decided on its own: one that cannot be changed passes through, and its row says why. A dtype that this
+    machine lacks is passed over and said.
     """
     rows: list[_Row] = []
     said: list[str] = []
     if model is not None:
-        kinds = {kind: kind in plan.keep for kind in KEEP_KINDS}
-        patterns = "\n".join(name for name in plan.keep if name not in KEEP_KINDS)
-        selected = select_model_precision(
-            model, plan.model_compute, plan.model_storage, Keep(**kinds, layers=patterns)
-        )
-        rows.append(_model_row(model, selected.model, plan))
-        said.append(selected.report)
-        model = selected.model
+        rows_of, report, model = _each("MODEL", model, lambda: _planned_model(model, plan), _model_rows, plan)
+        rows, said = rows + rows_of, [*said, report]
     if clip is not None:
-        planned = select_clip_precision(clip)  # forget what selectors before chose
-        # "all" first: an encoder that is named as well then has the last word
-        for name, (storage, compute) in sorted(plan.clip.items(), key=lambda item: item[0] != ALL):
-            if name == ALL or name in encoder_dtypes(clip):
-                planned = select_clip_precision(planned.clip, name, storage, compute)
-        rows += _clip_rows(clip, planned.clip, plan)
-        said.append(planned.report)
-        clip = planned.clip
+        rows_of, report, clip = _each("CLIP", clip, lambda: _planned_clip(clip, plan), _clip_rows, plan)
+        rows, said = rows + rows_of, [*said, report]
     if vae is not None:
-        chosen = select_vae_precision(vae, plan.vae_encoder, plan.vae_decoder)
-        rows += _vae_rows(vae, chosen.vae, plan)
-        said.append(chosen.report)
-        vae = chosen.vae
+        rows_of, report, vae = _each("VAE", vae, lambda: _planned_vae(vae, plan), _vae_rows, plan)
+        rows, said = rows + rows_of, [*said, report]
     return PlannedModels(model, clip, vae, "\n\n".join([_table(rows), *said]))
+
+
+def _each(
+    part: str,
+    given: Any,
+    planned: Callable[[], tuple[Any, str]],
+    rows_of: Callable[[Any, Any, PrecisionPlan], list[_Row]],
+    plan: PrecisionPlan,
+) -> tuple[list[_Row], str, Any]:
+    """(its rows, the report of its selector, the part to go on with), where `planned` refuses too."""
+    try:
+        made, report = planned()
+    except BadInput as refused:
+        return [_Row(part, "as it came", 0, 0, "as it came", str(refused))], f"{part}: as it came in; {refused}", given
+    return rows_of(given, made, plan), report, made
+
+
+def _planned_model(model: Any, plan: PrecisionPlan) -> tuple[Any, str]:
+    kinds = {kind: kind in plan.keep for kind in KEEP_KINDS}
+    patterns = "\n".join(name for name in plan.keep if name not in KEEP_KINDS)
+    selected = select_model_precision(model, plan.model_compute, plan.model_storage, Keep(**kinds, layers=patterns))
+    return selected.model, selected.report
+
+
+def _planned_clip(clip: Any, plan: PrecisionPlan) -> tuple[Any, str]:
+    selected = select_clip_precision(clip)  # forget what selectors before chose
+    # "all" first: an encoder that is named as well then has the last word
+    for name, (storage, compute) in sorted(plan.clip.items(), key=lambda item: item[0] != ALL):
+        if name == ALL or name in encoder_dtypes(clip):
+            selected = select_clip_precision(selected.clip, name, storage, compute)
+    return selected.clip, selected.report
+
+
+def _planned_vae(vae: Any, plan: PrecisionPlan) -> tuple[Any, str]:
+    selected = select_vae_precision(vae, plan.vae_encoder, plan.vae_decoder)
+    return selected.vae, selected.report
 
 
 # --------------------------------------------------------------------------------------------------------- the table
 
 
-def _model_row(before: Any, after: Any, plan: PrecisionPlan) -> _Row:
+def _model_rows(before: Any, after: Any, plan: PrecisionPlan) -> list[_Row]:
     dtypes = model_dtypes(after)
     kept = f"; FP32: {', '.join(plan.keep)}" if plan.keep else ""
     networks = [patcher.model.diffusion_model for patcher in (before, after)]
     sizes = [_bytes(network.parameters()) for network in networks]
-    return _Row("MODEL", dtype_name(dtypes[0]), *sizes, dtype_name(dtypes[1]) + kept, _why(plan.reasons, "model"))
+    why = _why(plan.reasons, "model") + _passed_over(plan.model_storage, dtypes[0])
+    return [_Row("MODEL", kept_name(dtypes[0]), *sizes, dtype_name(dtypes[1]) + kept, why)]
 
 
 def _clip_rows(before: Any, after: Any, plan: PrecisionPlan) -> list[_Row]:
     rows = []
     for name, (storage, compute) in encoder_dtypes(after).items():
         sizes = [_bytes(getattr(clip.cond_stage_model, name).parameters()) for clip in (before, after)]
-        why = _why(plan.reasons, name, "clip")
-        rows.append(_Row(f"CLIP {name}", dtype_name(storage), *sizes, dtype_name(compute), why))
+        wanted = plan.clip.get(name, plan.clip.get(ALL, (DEFAULT, DEFAULT)))[0]
+        why = _why(plan.reasons, name, "clip") + _passed_over(wanted, storage)
+        rows.append(_Row(f"CLIP {name}", kept_name(storage), *sizes, dtype_name(compute), why))
     return rows
 
 
@@ -108,7 +136,8 @@ def _vae_rows(before: Any, after: Any, plan: PrecisionPlan) -> list[_Row]:
     rows = []
     for (part, names), dtype in zip(whole, vae_dtypes(after), strict=False):
         sizes = [_bytes(_weights_of(vae.first_stage_model, names)) for vae in (before, after)]
-        why = _why(plan.reasons, part, "VAE decoder")
+        wanted = plan.vae_encoder if part == "VAE encoder" else plan.vae_decoder
+        why = _why(plan.reasons, part, "VAE decoder") + _passed_over(wanted, dtype)
         rows.append(_Row(part, dtype_name(dtype), *sizes, dtype_name(dtype), why))
     return rows
 
@@ -132,6 +161,13 @@ def _bytes(weights: Iterable[torch.Tensor]) -> int:
 
 def _why(reasons: Mapping[str, str], *parts: str) -> str:
     return next((reasons[part] for part in parts if part in reasons), "")
+
+
+def _passed_over(wanted: str, kept_in: torch.dtype | None) -> str:
+    """What to add where a part is not kept as the plan would have it; the report below says why."""
+    if wanted in (DEFAULT, AUTO) or kept_in == DTYPES.get(wanted, kept_in):
+        return ""
+    return f" ({wanted} passed over, see below)"
 
 
 def _table(rows: list[_Row]) -> str:

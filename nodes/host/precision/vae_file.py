@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from typing import Any
 
 import comfy.model_management
@@ -13,6 +14,9 @@ import torch
 
 from ....training.errors import BadInput
 from ....training.precision.dtypes import dtype_name
+from ..private_copy import has_quantized_weights, is_dynamic
+from ..vae import copy_vae
+from .patcher import NOT_A_FAILURE
 from .vae import SelectedVAE, remember_loader, select_vae_precision
 from .vae_halves import lacking_in_file
 
@@ -20,6 +24,9 @@ __all__ = ["NO_FILES", "fingerprint_vae_file", "list_vae_files", "load_vae_preci
 
 NO_FILES = "(no files yet)"
 _CHECKPOINTS = "checkpoints/"
+# The VAE of each file that somebody uses, by path, size and time; and those that the prompt about to run will ask for.
+_READ: weakref.WeakValueDictionary[tuple[str, int, int], Any] = weakref.WeakValueDictionary()
+_IN_DEMAND: dict[str, Any] = {}
 _PREFIXES = ("first_stage_model.", "vae.", "pretransform.model.")  # of the VAE inside a checkpoint
 
 
@@ -32,10 +39,50 @@ def list_vae_files() -> list[str]:
 def load_vae_precisely(name: str, encoder: str, decoder: str) -> SelectedVAE:
     """The VAE of a file from `list_vae_files()`, its weights exactly those of the file before any cast.
 
-    "default" is the dtype that the host's own loader would choose. Raises BadInput naming the file.
+    "default" is the dtype that the host's own loader would choose. A file is read once for all dtypes that are asked of
+    it, as long as one of them is in use. Raises BadInput naming the file.
     """
     path = _path(name)
-    state, metadata = comfy.utils.load_torch_file(path, safe_load=True, return_metadata=True)
+    file = _version(path)
+    vae = _READ.get(file)
+    if vae is None:
+        vae = _READ[file] = _read(path, name)
+    _IN_DEMAND.pop(path, None)
+    selected = select_vae_precision(vae, encoder, decoder)
+    return SelectedVAE(selected.vae, f"{selected.report}\nThe file holds {vae.ref2v_in_file} weights.")
+
+
+def fingerprint_vae_file(name: str | None, encoder: str | None, decoder: str | None) -> str:
+    """Changes with the inputs and with the file on disk. Linked inputs are None here.
+
+    The host asks for this before it lets go of what the last prompt made; so here is the moment to hold the VAE of a
+    file that is about to be asked for in other dtypes.
+    """
+    try:
+        path = _path(name or NO_FILES)
+        state: Any = _version(path)
+        if (vae := _READ.get(state)) is not None:
+            _IN_DEMAND[path] = vae
+    except (BadInput, OSError) as problem:  # execute will say it
+        state = str(problem)
+    return repr((name, encoder, decoder, state[1:] if isinstance(state, tuple) else state))
+
+
+def _version(path: str) -> tuple[str, int, int]:
+    file = os.stat(path)
+    return path, file.st_size, file.st_mtime_ns
+
+
+def _read(path: str, name: str) -> Any:
+    """The VAE in FP32, on a plain patcher, with a note of what the host's own loader would choose."""
+    try:
+        state, metadata = comfy.utils.load_torch_file(path, safe_load=True, return_metadata=True)
+        state = {key: value for key, value in state.items() if torch.is_tensor(value)}
+    except NOT_A_FAILURE:
+        raise
+    except Exception as error:  # each format has errors of its own
+        why = (str(error).splitlines() or [type(error).__name__])[0].replace(path, name)[:200]
+        raise BadInput(f"{name}: expected a whole file of weights, got a damaged one or none ({why}).") from error
     if name.startswith(_CHECKPOINTS):
         state = _vae_of(state, name)
     keys = list(state)
@@ -43,20 +90,12 @@ def load_vae_precisely(name: str, encoder: str, decoder: str) -> SelectedVAE:
     vae = comfy.sd.VAE(sd=state, metadata=metadata, dtype=torch.float32)
     if vae.first_stage_model is None:
         raise BadInput(f"{name} holds no VAE that ComfyUI knows.")
+    if is_dynamic(vae.patcher) and not has_quantized_weights(vae.first_stage_model):
+        vae = copy_vae(vae, torch.float32)  # ours alone, so the host has no need to cast it in passing
+    vae.ref2v_in_file = " and ".join(in_file)
     chosen = comfy.model_management.vae_dtype(vae.device, vae.working_dtypes)
     remember_loader(vae, chosen, chosen, lacking_in_file(keys, vae.first_stage_model))
-    selected = select_vae_precision(vae, encoder, decoder)
-    return SelectedVAE(selected.vae, f"{selected.report}\nThe file holds {' and '.join(in_file)} weights.")
-
-
-def fingerprint_vae_file(name: str | None, encoder: str | None, decoder: str | None) -> str:
-    """Changes with the inputs and with the file on disk. Linked inputs are None here."""
-    try:
-        file = os.stat(_path(name or NO_FILES))
-        state: Any = (file.st_size, file.st_mtime_ns)
-    except (BadInput, OSError) as problem:  # execute will say it
-        state = str(problem)
-    return repr((name, encoder, decoder, state))
+    return vae
 
 
 def _path(name: str) -> str:

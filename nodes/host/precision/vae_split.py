@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -17,8 +18,9 @@ import torch
 
 from ....training.errors import BadInput
 from ....training.precision.dtypes import dtype_name
-from ..private_copy import copy_module
+from ..private_copy import copy_module, is_dynamic
 from ..vae import with_module
+from .exact import exact_float32
 from .shell import at_dtype, bare_copy, half_dtype, to_dtype, with_doors
 from .vae_halves import Halves
 
@@ -66,7 +68,8 @@ def split_vae(source: Any, first: torch.dtype, second: torch.dtype, halves: Halv
     """A VAE beside `source` whose encoder computes in `first` and whose decoder in `second`."""
     root, patcher = source.first_stage_model, source.patcher
     dtypes = {name: dtype for names, dtype in zip(halves, (first, second), strict=True) for name in names}
-    parts = _Parts(patcher, dtypes, source.vae_dtype)
+    # Under dynamic VRAM the source's modules are no good to share: a plain patcher's host code would not load them.
+    parts = _Parts(patcher, dtypes, None if is_dynamic(patcher) else source.vae_dtype)
     private = parts.copy(root, _split_class(type(root)))
     private.ref2v_encode_dtype, private.ref2v_decode_dtype = first, second
     # FP32 outside of the halves: nothing is rounded on the way to them.
@@ -80,9 +83,11 @@ def split_vae(source: Any, first: torch.dtype, second: torch.dtype, halves: Halv
 
 
 class _Parts:
-    """Copies a module whose parts have the given dtypes; `shares` tells whether some are the source's own."""
+    """Copies a module whose parts have the given dtypes; `shares` tells whether some are the source's own, which are
+    those that are `held` in the dtype wanted. None: share none.
+    """
 
-    def __init__(self, patcher: Any, dtypes: dict[str, torch.dtype], held: torch.dtype) -> None:
+    def __init__(self, patcher: Any, dtypes: dict[str, torch.dtype], held: torch.dtype | None) -> None:
         self.patcher, self.dtypes, self.held = patcher, dtypes, held
         self.shares = False
 
@@ -117,7 +122,8 @@ def _split_class(family: type) -> type:
         def call(self, x, *args, **kwargs):
             dtype = half_dtype(self, half)
             try:
-                return inner(self, to_dtype(x, dtype), *args, **kwargs)
+                with exact_float32() if dtype == torch.float32 else nullcontext():
+                    return inner(self, to_dtype(x, dtype), *args, **kwargs)
             except RuntimeError as error:  # what is about memory is for the host, which then works in tiles
                 if not _ABOUT_DTYPES.search(str(error)):
                     raise
