@@ -1,8 +1,8 @@
 """What the pack uses of the host, read from its own source: a use that is not in contract.py is found without a host.
 
 Two kinds. A *symbol* hangs on a module of the host (`comfy.model_management.vae_dtype`), with the arguments that we
-call it with. A *member* is an attribute of an object that the host gives us (`patcher.patches`): the source does not say
-of which class the object is. So an attribute counts as the host's if neither the pack nor torch nor the standard
+call it with. A *member* is an attribute of an object that the host gives us (`patcher.patches`): the source does not
+say of which class the object is. So an attribute counts as the host's if neither the pack nor torch nor the standard
 library has one of that name, and on a few names that always hold a host object (`ON_THESE`) in any case.
 """
 
@@ -32,9 +32,13 @@ import torch
 __all__ = ["HOST", "ON_THESE", "Call", "Use", "members_used", "symbols_used"]
 
 PACK = Path(__file__).resolve().parents[2]
-HOST = ("comfy", "comfy_api", "comfy_execution", "comfy_extras", "execution", "folder_paths", "latent_preview", "server")
+HOST = (
+    "comfy", "comfy_api", "comfy_execution", "comfy_extras", "comfyui_version", "execution", "folder_paths",
+    "latent_preview", "server",
+)  # fmt: skip
 ON_THESE = (
-    "patcher", "cond_stage_model", "first_stage_model", "latent_format", "model_config", "guider", "sampling", "executor",
+    "patcher", "cond_stage_model", "first_stage_model", "latent_format", "model_config", "guider", "sampling",
+    "executor",
 )  # fmt: skip
 
 _FOREIGN = (
@@ -47,6 +51,7 @@ _FOREIGN = (
     PIL.ImageDraw.ImageDraw,
 )  # fmt: skip
 _TORCH_MODULE = {"_modules", "_buffers", "_parameters", "_non_persistent_buffers_set", "_forward_hooks"}
+_SCHEMA_API = "comfy_api.latest"
 _LOOKS = ("getattr", "hasattr", "setattr", "delattr")
 
 
@@ -71,6 +76,11 @@ def _sources(*folders: str) -> Iterator[tuple[str, ast.Module]]:
         yield path.relative_to(PACK).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
 
 
+def _one_version(module: str) -> str:
+    """The host's schema API comes in versions, of which the pack may take one or another."""
+    return _SCHEMA_API if re.fullmatch(r"comfy_api\.(latest|v\d+_\d+_\d+)", module) else module
+
+
 def _dotted(node: ast.expr) -> list[str] | None:
     parts = []
     while isinstance(node, ast.Attribute):
@@ -93,9 +103,15 @@ class _Names:
                         top = alias.name.split(".")[0]
                         self.of[alias.asname or top] = alias.name if alias.asname else top
             elif isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] in HOST:
-                self.modules.add(node.module)
+                module = _one_version(node.module)
+                self.modules.add(module)
                 for alias in node.names:
-                    self.of[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                    self.of[alias.asname or alias.name] = f"{module}.{alias.name}"
+            elif isinstance(node, ast.ImportFrom) and node.level and (node.module or "").split(".")[-1] == "api":
+                self.modules.add(_SCHEMA_API)  # nodes/host/api.py hands it on
+                for alias in node.names:
+                    if alias.name in ("ComfyExtension", "io", "ui"):
+                        self.of[alias.asname or alias.name] = f"{_SCHEMA_API}.{alias.name}"
         for node in ast.walk(tree):  # management = comfy.model_management, also in `a, b = comfy.x, c`
             if isinstance(node, ast.Assign):
                 for target in node.targets:
@@ -135,7 +151,7 @@ def symbols_used() -> dict[str, Use]:
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] in HOST:
                 for alias in node.names:
-                    found[f"{node.module}.{alias.name}"].where.add(path)
+                    found[f"{_one_version(node.module)}.{alias.name}"].where.add(path)
             if isinstance(node, (ast.Attribute, ast.Name)) and (whole := names.whole(node)):
                 symbol = names.symbol(whole)
                 if symbol:
@@ -165,6 +181,7 @@ def members_used() -> dict[str, Use]:
         names = _Names(tree)
         modules = {alias.asname or alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import)
                    for alias in node.names}  # fmt: skip
+        calls = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
         for node in ast.walk(tree):
             holder, attribute = _access(node)
             if attribute is None or attribute.startswith(("ref2v_", "__")) or attribute in foreign:
@@ -172,6 +189,8 @@ def members_used() -> dict[str, Use]:
             root = holder
             while isinstance(root, (ast.Attribute, ast.Call, ast.Subscript)):
                 root = root.func if isinstance(root, ast.Call) else root.value
+            if (whole := names.whole(holder)) and any(m.startswith(f"{whole}.{attribute}") for m in names.modules):
+                continue  # on the way to a module
             of_module = isinstance(holder, (ast.Name, ast.Attribute)) and (whole := names.whole(holder)) and (
                 whole in names.modules or names.symbol(f"{whole}.{attribute}") == f"{whole}.{attribute}"
             )  # fmt: skip
@@ -179,7 +198,32 @@ def members_used() -> dict[str, Use]:
                 continue
             if attribute not in ours or _last(holder) in ON_THESE:
                 found[attribute].where.add(path)
+                if isinstance(node, ast.Attribute) and id(node) in calls:
+                    call = calls[id(node)]
+                    given = frozenset(each.arg for each in call.keywords if each.arg)
+                    starred = any(isinstance(each, ast.Starred) for each in call.args)
+                    found[attribute].calls.add(Call(0 if starred else len(call.args), given))
+        for attribute in _in_tables(tree):
+            found[attribute].where.add(path)
     return dict(found)
+
+
+def _in_tables(tree: ast.Module) -> set[str]:
+    """Attributes named by the texts of a table that the file goes through with getattr, setattr and the like."""
+    tables = {
+        target.id: [item.value for item in node.value.elts if isinstance(item, ast.Constant)]
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.For) and isinstance(node.iter, ast.Name) and node.iter.id in tables:
+            inside = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
+            if any(_dotted(call.func) and _dotted(call.func)[-1] in (*_LOOKS, "get", "pop") for call in inside):
+                found |= {text for text in tables[node.iter.id] if isinstance(text, str) and text.isidentifier()}
+    return found
 
 
 def _access(node: ast.AST) -> tuple[ast.expr | None, str | None]:
