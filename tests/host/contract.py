@@ -42,8 +42,7 @@ SYMBOLS: dict[str, dict[str, str]] = {
     "comfy.model_base": {"BaseModel": KIND, "ModelType": KIND, "ModelType.FLOW": THERE},
     "comfy.model_detection": {"model_config_from_unet": CALL, "unet_prefix_from_state_dict": CALL},
     "comfy.model_management": {
-        "InterruptProcessingException": CALL,
-        "OOM_EXCEPTION": THERE,
+        "InterruptProcessingException": KIND,
         "current_loaded_models": THERE,
         "free_memory": CALL,
         "get_free_memory": CALL,

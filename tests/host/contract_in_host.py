@@ -122,20 +122,13 @@ class _Watched:
 
     def _outer(self, executor, *args, **kwargs):
         self.seen |= {"executor": executor, "guider": executor.class_obj, "outer": 1 + self.seen.get("outer", 0)}
-        self.seen["inner_model"] = executor.class_obj.inner_model
         return executor(*args, **kwargs)
 
     def _apply(self, executor, *args, **kwargs):
+        guider = self.seen["guider"]  # it has some of its members only during a run
+        self.seen["guider then"] = SimpleNamespace(**vars(guider))
         self.seen |= {"apply": 1 + self.seen.get("apply", 0), "applied to": executor.class_obj}
         return executor(*args, **kwargs)
-
-
-class _Guider:
-    """A guider keeps inner_model only during a run."""
-
-    def __init__(self, seen):
-        self.conds, self.model_patcher = seen["guider"].conds, seen["guider"].model_patcher
-        self.inner_model = seen["inner_model"]
 
 
 def objects() -> dict[str, Any]:
@@ -186,7 +179,7 @@ def objects() -> dict[str, Any]:
         "ControlNet": control,
         "network of a ControlNet": control.control_model,
         "sampler": comfy.samplers.sampler_object("euler"),
-        "guider": _Guider(watched.seen),
+        "guider": watched.seen["guider then"],
         "wrapper executor": watched.seen["executor"],
         "loaded model": management.current_loaded_models[0],
         "prompt while it runs": prompt,
@@ -236,8 +229,8 @@ def check_newer():
 
 def dynamic_objects():
     model = host_model("SD 1.5")
-    management.load_models_gpu([model])
-    large = next(m for m in model.model.diffusion_model.modules() if hasattr(m, "_v"))
+    _latent(model)
+    large = next(m for m in model.model.diffusion_model.modules() if hasattr(m, "_v_weight"))
     return {"patcher of a MODEL": model, "layer while loaded": large, "model while loaded": model.model,
             "latent format": model.model.latent_format}  # fmt: skip
 

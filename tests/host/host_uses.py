@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import collections
 import contextlib
+import contextvars
 import hashlib
 import inspect
 import io
@@ -45,7 +46,8 @@ _FOREIGN = (
     torch.Tensor, torch.nn.Module, torch.nn.Parameter, torch.Generator, torch.device, torch.dtype, torch.finfo,
     torch.nn.functional, torch.Size, type, object, str, bytes, bytearray, dict, list, set, tuple, frozenset, int, float,
     BaseException, OSError, Path, pathlib.PurePath, os.stat_result, io.BytesIO, re.Pattern, re.Match, logging.Logger,
-    collections.Counter, collections.OrderedDict, contextlib.ExitStack, inspect.Signature, inspect.Parameter,
+    contextvars.ContextVar, collections.Counter, collections.OrderedDict, contextlib.ExitStack, inspect.Signature,
+    inspect.Parameter,
     types.FunctionType, types.MethodType, types.TracebackType, types.FrameType, types.ModuleType,
     traceback.TracebackException, type(hashlib.sha256()), numpy.ndarray, PIL.Image, PIL.Image.Image, PIL.ImageDraw,
     PIL.ImageDraw.ImageDraw,
