@@ -161,7 +161,9 @@ def beside(patcher: Any, memory: float) -> Iterator[None]:
     """Within the block, the model of `patcher` is on its device, with `memory` bytes to work in; afterwards, those are
     there again that the host had in use.
     """
-    in_use = comfy.model_management.loaded_models(only_currently_used=True)
+    in_use = [
+        used for used in comfy.model_management.loaded_models(only_currently_used=True) if used is not None
+    ]  # None: a patcher that has died while its model was in use
     comfy.model_management.load_models_gpu([patcher], memory_required=memory)
     try:
         yield

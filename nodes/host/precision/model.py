@@ -18,7 +18,7 @@ import comfy.ldm.modules.attention
 import torch
 
 from ....training.errors import BadInput
-from ....training.precision.dtypes import dtype_name
+from ....training.precision.dtypes import dtype_name, dtype_of_most
 from ....training.precision.module_kinds import EMBEDDINGS, IN_OUT, NORMS, find_modules, split_patterns
 from ....training.precision.policy import DIFFUSION_MODEL, automatic
 from ....training.precision.settle import DEFAULT, settle
@@ -106,7 +106,7 @@ def select_model_precision(
     if stores != held and stores.itemsize == 1:
         said_storage += f" (norms and biases stay {dtype_name(held)})"
     lines = [f"{_kind(source)} on {device}", said, said_storage]
-    lines += _warnings(held, stores, computes, supported, computed)
+    lines += _warnings(getattr(home, "ref2v_made_of", held), stores, computes, supported, computed)
     softmax, said_softmax = _softmax(keep, computes)
     lines += said_kept + said_softmax
     if (computes, stores) == (computed, held) and not kept and not softmax:
@@ -149,16 +149,21 @@ def model_dtypes(model: Any) -> tuple[torch.dtype | None, torch.dtype]:
 
 
 def _warnings(
-    held: torch.dtype | None, stores: torch.dtype | None, computes: torch.dtype, supported: tuple, computed: torch.dtype
+    made_of: torch.dtype | None,
+    stores: torch.dtype | None,
+    computes: torch.dtype,
+    supported: tuple[torch.dtype, ...],
+    computed: torch.dtype,
 ) -> list[str]:
+    """made_of: the dtype of the weights that are at work, or that they were copied from; None for quantized ones."""
     lines = []
     eps = lambda dtype: torch.finfo(dtype).eps  # noqa: E731
-    if held is None:
+    if made_of is None:
         if computes != computed:
             lines.append(f"{dtype_name(computes)} compute over quantized weights, which are unpacked as they are used.")
-    elif eps(stores) < eps(held):
+    elif eps(stores) < eps(made_of):
         lines.append(
-            f"{dtype_name(stores)} over {dtype_name(held)} weights, rounded by the loader; what it lost is lost."
+            f"{dtype_name(stores)} over {dtype_name(made_of)} weights, rounded by the loader; what it lost is lost."
         )
     elif computes != computed and eps(computes) < eps(stores):
         lines.append(f"{dtype_name(computes)} compute over {dtype_name(stores)} weights.")
@@ -267,6 +272,7 @@ def _copy_of(source: Any, dtype: torch.dtype, kept: dict[str, str]) -> Any:
     private.diffusion_model.dtype = dtype  # the host asks the network, not its weights
     home = patcher_of_copy(source, private)
     home.cached_patcher_init = reloads(source, lambda again: _copy_of(again, dtype, kept))
+    home.ref2v_made_of = dtype_of_most(root.diffusion_model.parameters())
     return home
 
 

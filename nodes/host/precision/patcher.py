@@ -72,6 +72,9 @@ def reloads(patcher: Any, again: Callable[[Any], Any]) -> tuple[Callable[..., An
         return None
 
     def make(**options: Any) -> Any:
+        takes = inspect.signature(init[0]).parameters.values()
+        if any(one.name == "disable_dynamic" or one.kind is one.VAR_KEYWORD for one in takes):
+            options["disable_dynamic"] = True  # read as it was for the first copy
         made = init[0](*init[1], **options)
         return again(made[init[2]] if len(init) > 2 else made)
 

@@ -83,7 +83,10 @@ def _each(
     try:
         made, report = planned()
     except BadInput as refused:
-        return [_Row(part, "as it came", 0, 0, "as it came", str(refused))], f"{part}: as it came in; {refused}", given
+        patcher = getattr(given, "patcher", given)
+        size = _bytes(patcher.model.parameters()) if hasattr(patcher, "model") else 0
+        row = _Row(part, "as it came", size, size, "as it came", str(refused))
+        return [row], f"{part}: as it came in; {refused}", given
     return rows_of(given, made, plan), report, made
 
 
