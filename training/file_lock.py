@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import platform
 import time
 from pathlib import Path
 from typing import IO
@@ -79,35 +80,32 @@ def lock(file: IO[bytes]) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
-            if time.monotonic() > until or _is_at_work(_holder(file)):
+            if time.monotonic() > until or _holder_is_at_work(file):
                 raise
             time.sleep(_PAUSE)
     _locked.add(file)
     with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
         file.seek(0)
         file.truncate()
-        file.write(str(os.getpid()).encode())
+        file.write(f"{os.getpid()} {platform.node()}".encode("utf-8", "replace"))
         file.flush()
 
 
-def _holder(file: IO[bytes]) -> int | None:
-    """The process that wrote its number into the lock's file; None where none did."""
+def _holder_is_at_work(file: IO[bytes]) -> bool:
+    """Whether the process that wrote its number into the lock's file lives. Where that cannot be told, it does."""
     try:
-        return int(Path(file.name).read_bytes())
+        number, _, machine = Path(file.name).read_text(encoding="utf-8").partition(" ")
+        process = int(number)
     except (OSError, ValueError):
-        return None
-
-
-def _is_at_work(process: int | None) -> bool:
-    """Whether a process lives, as far as can be told from here; one that gave no number counts as living."""
-    if process is None:
+        return True
+    if machine != platform.node():  # another machine or container, on a disk that both use
         return True
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except OSError:
-        return True  # another user's
+    except (OSError, OverflowError):
+        return True  # another user's, or no number of a process
     try:
         # "pid (name) state ...": a zombie holds nothing, it only has not been waited for
         return Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"

@@ -33,13 +33,11 @@ from .data.loading import is_dead_loader
 from .data.staging import aside_name
 from .errors import BadInput, TrainingFailed
 from .file_lock import LOCK, hold_lock, release_lock
+from .layout import ADAPTERS, CHECKPOINTS, EARLIER_CHECKPOINTS, REFINER
 from .refiner.file import load_meta
-from .refiner.lora import ADAPTERS, load_lora_meta
+from .refiner.lora import load_lora_meta
 from .sdxl_refiner.file import load_meta as load_sdxl_meta
 from .whole_file import beside_of, replace, write_whole
-
-REFINER = "refiner.safetensors"
-CHECKPOINTS, EARLIER_CHECKPOINTS = ".checkpoints", "checkpoints"
 
 
 class RunFolder:
@@ -210,6 +208,7 @@ class RunFolder:
         aside = aside_name(self.path)
         try:
             self._hold()
+            self._hide_checkpoints()
             self.release()  # Windows renames no folder that has an open file
             replace(self.path, aside)
         except OSError as error:

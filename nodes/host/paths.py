@@ -16,8 +16,7 @@ import folder_paths
 
 from ...training.data.staging import aside_name
 from ...training.errors import BadInput
-from ...training.refiner.lora import ADAPTERS
-from ...training.run_folder import EARLIER_CHECKPOINTS
+from ...training.layout import ADAPTERS, EARLIER_CHECKPOINTS
 from ...training.whole_file import replace
 
 __all__ = [

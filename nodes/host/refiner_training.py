@@ -19,12 +19,12 @@ from torch import Tensor
 from ...training.config import TrainConfig
 from ...training.data.shards import RefinerDataset
 from ...training.errors import BadInput
+from ...training.layout import ADAPTERS, REFINER
 from ...training.measure_words import measure_words, row_words
 from ...training.plain_json import RepeatedKey, parse_json
 from ...training.plan import find_device
-from ...training.refiner.lora import ADAPTERS
 from ...training.run import RunResult, train
-from ...training.run_folder import REFINER, RunFolder
+from ...training.run_folder import RunFolder
 from ...training.whole_file import replace
 from .collector import without_collector
 from .paths import resolve_inside, run_folder

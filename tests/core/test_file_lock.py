@@ -99,6 +99,16 @@ def test_a_living_process_is_not_waited_for(tmp_path, monkeypatch):
     held.close()
 
 
+@pytest.mark.parametrize("said", [b"", b"x", b"1234567 another-machine"])
+def test_whoever_may_be_at_work_is_not_waited_for_either(tmp_path, monkeypatch, said):
+    """An older version's lock has no number in it, and that of another machine's process says nothing here."""
+    held = hold_lock(tmp_path / "lock")
+    (tmp_path / "lock").write_bytes(said)
+    monkeypatch.setattr(file_lock.time, "sleep", lambda _: pytest.fail("waited for a process that may be at work"))
+    assert hold_lock(tmp_path / "lock") is None
+    held.close()
+
+
 def test_a_disk_without_locks_is_told_in_one_sentence(tmp_path, monkeypatch, caplog):
     if not file_lock.HAS_LOCKS:
         pytest.skip("no flock here")

@@ -248,6 +248,12 @@ def test_a_finished_run_from_before_is_used_and_its_states_are_hidden(copy, conf
     assert not (copy[0] / "checkpoints").exists() and list((copy[0] / ".checkpoints").glob("step-*"))
 
 
+def test_a_run_from_before_that_is_moved_aside_has_its_states_hidden(copy):
+    as_begun_before(copy[0])
+    aside = RunFolder(copy[0]).move_aside()
+    assert not (aside / "checkpoints").exists() and list((aside / ".checkpoints").glob("step-*"))
+
+
 def test_a_run_from_before_is_exported_as_it_lies(copy, tmp_path):
     as_begun_before(copy[0])
     export_checkpoint(copy[0], "last", tmp_path / "out.safetensors")

@@ -175,6 +175,12 @@ def check_a_run_that_says_it_starts_outside():
     return {"prints": len(set(prints)), "said": said}
 
 
+def check_options_of_a_person():
+    parse = pack("nodes.host.refiner_training")._parse_options
+    twice = refusal(lambda: parse('{"data": {"repeats": 2}, "flow": {}, "data": {"mirror": true}}'))
+    return {"twice": twice, "marked": parse('\ufeff{"data": {"repeats": 2}}')}
+
+
 def check_datasets_of_a_name():
     recipe = pack("nodes.host.building.recipe")
     for folder in ("a-0123456789", "a-b-0123456789", "a-0123456789.previous-1", "a-b"):

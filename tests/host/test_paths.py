@@ -99,6 +99,12 @@ def test_a_runs_own_file_does_not_lead_the_host_out_of_its_folders(results):
     assert found["said"].startswith("refiner.start_from must lie inside ComfyUI's input, output, temp or model folders")
 
 
+def test_a_key_that_stands_twice_in_options_is_told_and_a_byte_order_mark_is_read_over(results):
+    found = results["options_of_a_person"]
+    assert found["twice"].startswith("options: 'data' stands twice in one object")
+    assert found["marked"] == {"data": {"repeats": 2}}
+
+
 def test_datasets_of_a_name_are_not_those_of_a_longer_one(results):
     assert results["datasets_of_a_name"] == ["a-0123456789", "a-0123456789", "a-b-0123456789"]
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from .start import Start
 
 __all__ = [
-    "ADAPTERS",
     "Adapters",
     "LoRAMeta",
     "add_adapters",
@@ -38,7 +37,6 @@ __all__ = [
     "save_lora",
 ]
 
-ADAPTERS = "lora.safetensors"
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 A, B = ".lora_A.weight", ".lora_B.weight"
 
