@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.host.dataset_graphs import checkpoint, dataset, datasets, prompt, report, small_pictures
 
-PAIRED = {"class_type": "Ref2VPairBase", "inputs": {"before_folder": "before"}}
+PAIRED = {"class_type": "Ref2VPairBase", "inputs": {"before_folder": "earlier"}}
 
 
 def noise(seed, size=(96, 64), **how):
@@ -143,7 +143,7 @@ def smaller(picture, path):
 
 @pytest.fixture
 def pairs(host, folder):
-    before = host.base / "input" / "before"
+    before = host.base / "input" / "earlier"
     shutil.rmtree(before, ignore_errors=True)
     before.mkdir()
     return folder, before
@@ -166,7 +166,7 @@ def test_where_no_name_has_a_partner_that_is_the_reason_given(host, pairs):
     assert result.status == "error" and datasets(host, "unmatched") == []
     assert result.error.message.startswith(
         "None of the 8 pictures can be used; 7 of them for this reason: The picture bbb.png has no partner of the same "
-        "name in the paired folder before."
+        "name in the paired folder earlier."
     )
 
 
