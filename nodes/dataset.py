@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..training.errors import BadInput
 from .base_source import BaseType, folder_fingerprint
 from .host.api import io, loading, ui
 from .host.paths import check_name, resolve_inside
@@ -23,10 +24,10 @@ _CROPS = ["center", "random"]
 class Ref2VBuildRefinerDataset(io.ComfyNode):
     """Turns pictures into pairs of target and base latents on disk, all that Train Refiner needs.
 
-    Targets come from a folder (with captions in .txt files beside the pictures) or from images; the base comes from
-    one of the Base nodes. A few pairs are made first and shown, with counts, disk space and time, before anything
-    long begins. The folder is output/refiner_datasets/<name>-<recipe>: the same pictures and settings find it again,
-    any change builds another.
+    Targets come from a folder (with captions in .txt or .caption files beside the pictures) or from images; the base
+    comes from one of the Base nodes. A few pairs are made first and shown, with counts, disk space and time, before
+    anything long begins. The folder is output/refiner_datasets/<name>-<recipe>: the same pictures and settings find it
+    again, any change builds another.
     """
 
     @classmethod
@@ -38,6 +39,7 @@ class Ref2VBuildRefinerDataset(io.ComfyNode):
             category="Ref2V/Dataset",
             search_aliases=["training data", "cache latents", "encode dataset"],
             is_output_node=True,
+            is_input_list=True,  # a node before may give its pictures one by one: they are one dataset
             hidden=[io.Hidden.dynprompt, io.Hidden.unique_id],
             inputs=[
                 declare(BaseType.Input, "base", tooltip="Where the base latents come from: one of the Base nodes."),
@@ -53,7 +55,12 @@ class Ref2VBuildRefinerDataset(io.ComfyNode):
                     optional=True,
                     tooltip="Encodes the captions. Left open: the refiner has no text.",
                 ),
-                declare(io.Image.Input, "images", optional=True, tooltip="Target pictures, instead of a folder."),
+                declare(
+                    io.Image.Input,
+                    "images",
+                    optional=True,
+                    tooltip="Target pictures, instead of a folder: one batch, or a list of pictures of any size.",
+                ),
                 declare(
                     io.String.Input,
                     "name",
@@ -73,7 +80,7 @@ class Ref2VBuildRefinerDataset(io.ComfyNode):
                     default="",
                     multiline=True,
                     optional=True,
-                    tooltip="Text for pictures that have no .txt file of the same name beside them.",
+                    tooltip="Text for pictures without a caption file (.txt or .caption) of the same name beside them.",
                 ),
                 declare(
                     io.Int.Input,
@@ -147,23 +154,39 @@ class Ref2VBuildRefinerDataset(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, name: str | None = "", folder: str | None = "", **_: object) -> object:
+    def fingerprint_inputs(cls, name: list = ("",), folder: list = ("",), **_: object) -> object:
         """Runs again when pictures or captions changed, or when datasets of this name came or went."""
         from .host.building.recipe import built_datasets
 
+        name, folder = name[0], folder[0]  # None where it comes over a link
         state = folder_fingerprint(folder, "folder")
         return state if state != state or name is None else [state, built_datasets(name)]
 
     @classmethod
-    def execute(
+    def execute(cls, images: list | None = None, caption: list = ("",), **inputs: list) -> io.NodeOutput:
+        """Every input is a list, as long as what its link brings."""
+        if images is not None and not images:
+            raise BadInput("images brings no picture: the list is empty.")
+        if images is not None and all(batch is None for batch in images):  # a link that brings nothing
+            images = None
+        for name, values in inputs.items():
+            if len(values) != 1:
+                raise BadInput(f"{name} brings {len(values)} values at once, and one dataset has one.")
+        texts = [text.strip() for text in caption]
+        several = {"captions": tuple(texts)} if len(texts) > 1 else {"caption": "".join(texts)}
+        return cls._build(images=images, **several, **{name: values[0] for name, values in inputs.items()})
+
+    @classmethod
+    def _build(
         cls,
         base: BaseSource,
         name: str,
         vae: object = None,
         clip: object = None,
-        images: torch.Tensor | None = None,
+        images: list[torch.Tensor] | None = None,
         folder: str = "",
         caption: str = "",
+        captions: tuple[str, ...] = (),
         width: int = 768,
         height: int = 768,
         mirror: bool = False,
@@ -192,7 +215,8 @@ class Ref2VBuildRefinerDataset(io.ComfyNode):
             clip=clip,
             folder=Path(resolve_inside(folder, "folder")) if folder.strip() else None,
             images=images,
-            caption=caption.strip(),
+            caption=caption,
+            captions=captions,
             max_pixels=width * height,
             mirror=mirror,
             crop=crop,

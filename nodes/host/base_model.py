@@ -15,6 +15,7 @@ from ...training.errors import BadInput
 from .weights import hash_weights
 
 __all__ = [
+    "has_plain_options",
     "latent_scaling",
     "low_noise_latent",
     "model_fingerprint",
@@ -53,6 +54,21 @@ def model_fingerprint(model: Any) -> str:
     digest = hashlib.sha256(model_name(model).encode() + model_precision(model).encode())
     hash_weights(digest, model)
     return digest.hexdigest()
+
+
+def has_plain_options(model: Any) -> bool:
+    """Whether no other node has put a patch, a wrapper or a function of its own on this MODEL, beside weights.
+
+    `model_fingerprint` does not see those, so what such a model samples must not be taken for another one's.
+    """
+    options = dict(model.model_options)
+    inside = dict(options.pop("transformer_options", {}))
+    on_top = (getattr(model, name, None) for name in ("object_patches", "wrappers", "injections", "forced_hooks"))
+    return not any(map(_holds_something, (options, inside, *on_top)))
+
+
+def _holds_something(value: Any) -> bool:
+    return any(map(_holds_something, value.values())) if isinstance(value, dict) else bool(value)
 
 
 def latent_scaling(model: Any) -> tuple[str, int, float | list[float], float | list[float]]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
+import comfy.model_management
 import torch
 
 from ...training.data.latent_cache import LatentCache
@@ -27,6 +29,7 @@ __all__ = [
     "decode_latent",
     "latent_downscale",
     "refuse_empty",
+    "refuse_no_pictures",
     "vae_dtype",
     "vae_fingerprint",
     "what_it_makes",
@@ -87,8 +90,8 @@ def _source(vae: Any) -> Any:
 
 def decode_latent(vae: Any, latent: torch.Tensor) -> torch.Tensor:
     """Raw latent [C,h,w] -> picture [3,H,W] in [0,1], float32 on the CPU."""
-    batch = latent[None].unsqueeze(2) if getattr(vae, "latent_dim", 2) == 3 else latent[None]
-    pixels = vae.decode(batch)
+    batch = latent[None].clone()  # some hosts work in place, and in pixel space a picture is its own latent
+    pixels = vae.decode(batch.unsqueeze(2) if getattr(vae, "latent_dim", 2) == 3 else batch)
     while pixels.ndim > 4:  # a video VAE gives [1,F,H,W,3]
         pixels = pixels[0]
     return pixels[0, ..., :3].movedim(-1, 0).float().cpu().clamp(0, 1).clone()
@@ -100,8 +103,8 @@ class PictureEncoder:
     A latent that is not finite is never kept: it is encoded once more on a private FP32 copy of the VAE (the VAE that
     came in stays as it is), and if that does not help, `BadInput` names the picture and the layer that failed.
 
-    `cache`: where latents are kept and found again; not those that needed FP32, here or in a NaN Guard, since they are
-    not what this VAE gives.
+    `cache`: where latents are kept and found again; not those that needed FP32, here or in a NaN Guard, nor those that
+    the host encoded in tiles because memory ran out, since they are not what this VAE gives.
     """
 
     def __init__(self, vae: Any, cache: LatentCache | None = None) -> None:
@@ -109,6 +112,9 @@ class PictureEncoder:
         self.downscale = latent_downscale(vae)
         self.cache = cache if guard_of(vae.first_stage_model) is None else None
         self.retried: list[str] = []  # pictures that needed FP32
+        self.tiled: list[str] = []  # pictures that the host encoded in tiles
+        self._in_tiles = False
+        self._at_work = _that_tells(vae, self._saw_tiles)
         self._private: Any = None
 
     def encode(self, picture: torch.Tensor, name: str) -> torch.Tensor:
@@ -119,16 +125,32 @@ class PictureEncoder:
         """
         if self.cache is not None and (kept := self.cache.find(picture)) is not None:
             return kept
-        latent = self._encode_with(self.vae, picture, name)
+        latent = self._encode_with(self._at_work, picture, name)
         if not torch.isfinite(latent).all():
             return self._encode_in_float32(picture, name)
-        if self.cache is not None:
+        if self._in_tiles:
+            self.tiled.append(name)
+        elif self.cache is not None:
             self.cache.keep(picture, latent)
         return latent
 
+    def _saw_tiles(self) -> None:
+        self._in_tiles = True
+
     def _encode_with(self, vae: Any, picture: torch.Tensor, name: str) -> torch.Tensor:
         pixels = picture.movedim(0, -1)[None].float().contiguous()
-        latent = vae.encode(pixels)
+        self._in_tiles = False
+        try:
+            latent = vae.encode(pixels)
+        except (comfy.model_management.InterruptProcessingException, comfy.model_management.OOM_EXCEPTION, BadInput):
+            raise
+        except NotImplementedError as error:
+            raise BadInput(f"The VAE ({class_name(vae)}) only decodes: a dataset needs one that encodes.") from error
+        except Exception as error:  # the host's own classes fail in as many ways as there are files that do not fit
+            raise BadInput(
+                f"The VAE ({class_name(vae)}) cannot encode the picture {name} of {picture.shape[-1]}x"
+                f"{picture.shape[-2]} ({type(error).__name__}: {error}): is it one of pictures, with its encoder?"
+            ) from error
         if latent.ndim == 5 and latent.shape[2] == 1:
             latent = latent[:, :, 0]
         if latent.ndim != 4 or latent.shape[0] != 1:
@@ -146,7 +168,7 @@ class PictureEncoder:
 
     def _encode_in_float32(self, picture: torch.Tensor, name: str) -> torch.Tensor:
         if self._private is None:
-            self._private = copy_vae(self.vae, torch.float32)
+            self._private = _that_tells(copy_vae(self.vae, torch.float32), self._saw_tiles)
         with FirstBadLayer(self._private.first_stage_model) as bad:
             latent = self._encode_with(self._private, picture, name)
         if not torch.isfinite(latent).all():
@@ -156,7 +178,35 @@ class PictureEncoder:
                 f"more in a float32 copy (first in {where}): the VAE file is damaged, or not complete."
             )
         self.retried.append(name)
+        if self._in_tiles:
+            self.tiled.append(name)
         return latent
+
+
+def _that_tells(vae: Any, saw_tiles: Callable[[], None]) -> Any:
+    """`vae` again, which calls `saw_tiles` when it encodes in tiles: out of memory, the host only logs that.
+
+    Its latents are float32 also where the host's own intermediate results are not.
+    """
+    own = copy.copy(vae)
+    for name in ("encode_tiled_", "encode_tiled_1d", "encode_tiled_3d", "_encode_tiled_owned"):
+        if (method := getattr(own, name, None)) is not None:
+
+            def tell(*args: Any, method: Callable[..., Any] = method, **kwargs: Any) -> Any:
+                saw_tiles()
+                return method(*args, **kwargs)
+
+            setattr(own, name, tell)
+    if hasattr(own, "vae_output_dtype"):
+        own.vae_output_dtype = lambda *_: torch.float32
+    return own
+
+
+def refuse_no_pictures(vae: Any) -> None:
+    """BadInput for a VAE of sound or of shapes in space."""
+    makes = what_it_makes(vae)
+    if makes not in (PICTURES, VIDEO):
+        raise BadInput(f"The VAE ({class_name(vae)}) is one of {makes}; a dataset of pictures needs one of pictures.")
 
 
 def refuse_empty(vae: Any) -> None:

@@ -19,7 +19,7 @@ SMALL_STEPS = {**BRIEF, "optimizer__learning_rate": 1e-6, "optimizer__warmup_ste
 
 def kept_by_the_optimizer(folder):
     """Name -> float32 weight, from the newest checkpoint."""
-    found = load_newest(folder / "checkpoints")[0]
+    found = load_newest(folder / ".checkpoints")[0]
     exact = {}
     for name, weight in found.weights.items():
         exact[name] = found.optimizer.get(f"{name}/master")
@@ -48,7 +48,7 @@ def test_a_start_is_not_rounded_before_the_average_is_made(configure, watch, rou
     first = watch(stop_after=0)
     config = configure(refiner={"start_from": str(start)}, optimizer__rounding=rounding, **SMALL_STEPS)
     assert first.train(config).status == "stopped"
-    before, found = load_refiner(start)[0], load_newest(config.run / "checkpoints")[0]
+    before, found = load_refiner(start)[0], load_newest(config.run / ".checkpoints")[0]
     assert all(torch.equal(found.ema[name], before[name]) for name in before)
     if rounding != "stochastic":
         exact = kept_by_the_optimizer(config.run)

@@ -3,17 +3,20 @@
 python tests/host/dataset_in_host.py HOST_FOLDER RESULT.json CHECKPOINT_FOLDER
 """
 
+import functools
 import sys
 from pathlib import Path
 
 CHECKPOINTS = Path(sys.argv.pop(3))
 
 import in_host  # noqa: E402
+import vae_families  # noqa: E402
 from in_host import pack, refusal, sample, write_results  # noqa: E402
 
 # isort: split
 import comfy.latent_formats  # noqa: E402
 import comfy.model_management  # noqa: E402
+import comfy.patcher_extension  # noqa: E402
 import comfy.sd  # noqa: E402
 import comfy.utils  # noqa: E402
 import folder_paths  # noqa: E402
@@ -203,7 +206,7 @@ def vae_dtype_is_part_of_the_recipe():
     folders = []
     for dtype in (torch.float32, torch.float32, torch.bfloat16):
         vae = comfy.sd.VAE(sd={k: v.clone() for k, v in VAE.first_stage_model.state_dict().items()}, dtype=dtype)
-        result = build(request(source, "dtype", vae=vae, images=images), progress(None, 1))
+        result = build(request(source, "dtype", vae=vae, images=[images]), progress(None, 1))
         folders.append([Path(result.folder).name, result.report.split()[0]])
     return folders
 
@@ -221,12 +224,121 @@ def precision_of_an_encoder_is_part_of_the_recipe():
         state = {k: v.clone() for k, v in VAE.first_stage_model.state_dict().items()}
         state["taesd_encoder.0.weight"] *= factor
         vae = select(comfy.sd.VAE(sd=state, dtype=torch.float32), encoder, decoder).vae
-        result = build(request(source, "halves", vae=vae, images=images), progress(None, 1))
+        result = build(request(source, "halves", vae=vae, images=[images]), progress(None, 1))
         index = pack("training.data.index").read_index(result.folder)[0]
         built[f"{len(built)} {encoder} {decoder} {factor}"] = [
             Path(result.folder).name, result.report.split()[0], index["vae"]["dtype"],
         ]
     return built
+
+
+def building_parts():
+    """(build_dataset, BuildRequest, DegradeBase, SampleBase, NodeProgress)"""
+    sources = pack(f"{building}.sources")
+    return (
+        pack(f"{building}.build").build_dataset, pack(f"{building}.request").BuildRequest, sources.DegradeBase,
+        sources.SampleBase, pack("nodes.host.progress").NodeProgress,
+    )  # fmt: skip
+
+
+def some_pictures(count, width=64, height=64):
+    return [torch.rand(count, height, width, 3, generator=torch.Generator().manual_seed(3))]
+
+
+def refused_vaes_get_one_sentence():
+    build, request, degrade, sample, progress = building_parts()
+    windows = vae_families.rounded_windows()
+    said = {}
+    for name in ("TAEHV of Wan 2.2", "Hunyuan3D (ShapeVAE)", "Stable Audio (Oobleck)"):
+        family = vae_families.FAMILIES[name]
+        vae = comfy.sd.VAE(sd=vae_families.make(name, windows), metadata=family.metadata)
+        wanted = request(degrade("resize", 2.0), "refused", vae=vae, images=some_pictures(2))
+        said[name] = refusal(lambda wanted=wanted: build(wanted, progress(None, 1)))
+    pixels = comfy.sd.VAE(sd={"pixel_space_vae": torch.tensor(1.0)})
+    conditioning = host_clip.CaptionEncoder(CLIP).conditioning("a boat")
+    base = sample(MODEL, conditioning, None, 2, 1.0, "euler", "normal", 0.3, 0)
+    wanted = request(base, "refused", vae=pixels, images=some_pictures(2))
+    said["another family"] = refusal(lambda: build(wanted, progress(None, 1)))
+    damaged = comfy.sd.VAE(sd={k: v.clone() for k, v in VAE.first_stage_model.state_dict().items()})
+    damaged.first_stage_model.taesd_encoder[0].weight.data = torch.zeros(64, 5, 3, 3)
+    wanted = request(degrade("resize", 2.0), "refused", vae=damaged, images=some_pictures(2))
+    said["weights of another shape"] = refusal(lambda: build(wanted, progress(None, 1)))
+    return said
+
+
+def running_out_of_memory_is_said_and_its_latents_are_not_kept():
+    """A stand-in for a GPU that is too small: the encoder of a real VAE fails as such a GPU does, above a size."""
+    build, request, degrade, _, progress = building_parts()
+    vae = comfy.sd.VAE(sd={k: v.clone() for k, v in VAE.first_stage_model.state_dict().items()})
+    whole, small = vae.first_stage_model.encode, [True]
+
+    def encode(pixels):
+        if small[0] and pixels.shape[-2:].numel() > 64 * 64:
+            raise torch.cuda.OutOfMemoryError("stand-in")
+        return whole(pixels)
+
+    vae.first_stage_model.encode = encode
+    vae.encode_tiled_ = functools.partial(vae.encode_tiled_, tile_x=64, tile_y=64, overlap=16)  # small, so quick
+    images = [*some_pictures(1), *some_pictures(1, 128, 128)]
+    wanted = request(degrade("resize", 2.0), "tiles", vae=vae, images=images, max_pixels=128 * 128)
+    first = build(wanted, progress(None, 1))
+    small[0] = False
+    text = (Path(first.folder) / "report.txt").read_text()
+    pack("nodes.host.paths").move_aside(Path(first.folder))
+    again = build(wanted, progress(None, 1))
+    return {"tiled": first.report, "report.txt": text, "whole": again.report}
+
+
+def base_model_and_vae_take_few_turns():
+    build, request, _, sample, progress = building_parts()
+    turns = []
+    vae = comfy.sd.VAE(sd={k: v.clone() for k, v in VAE.first_stage_model.state_dict().items()})
+    whole = vae.first_stage_model.encode
+
+    def encode(pixels):
+        turns.append("VAE")
+        return whole(pixels)
+
+    def watch(executor, *args, **kwargs):
+        turns.append("model")
+        return executor(*args, **kwargs)
+
+    vae.first_stage_model.encode = encode
+    model = MODEL.clone()
+    model.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.APPLY_MODEL, "turns", watch)
+    conditioning = host_clip.CaptionEncoder(CLIP).conditioning("a boat")
+    base = sample(model, conditioning, None, 1, 1.0, "euler", "normal", 0.3, 0)
+    result = build(request(base, "turns", vae=vae, images=some_pictures(9)), progress(None, 1))
+    return {
+        "turns": [kind for i, kind in enumerate(turns) if i == 0 or turns[i - 1] != kind],
+        "samples": turns.count("model"),
+        "report": result.report,
+    }
+
+
+def what_was_sampled_is_found_again():
+    build, request, _, sample, progress = building_parts()
+    conditioning = host_clip.CaptionEncoder(CLIP).conditioning("a boat")
+
+    def built(seed=0, images=3, model=MODEL, positive=conditioning):
+        base = sample(model, positive, None, 2, 1.0, "euler", "normal", 0.3, seed)
+        result = build(request(base, "kept", vae=VAE, images=some_pictures(images)), progress(None, 1))
+        folder = Path(result.folder)
+        said = {
+            "sampled": [line.strip() for line in result.report.splitlines() if line.startswith("Base latents")],
+            "files": {path.name: path.read_bytes().hex()[-64:] for path in sorted(folder.glob("*.safetensors"))},
+            "hash": result.content_hash,
+        }
+        pack("nodes.host.paths").move_aside(folder)
+        return said
+
+    patched = MODEL.clone()
+    patched.set_model_sampler_post_cfg_function(lambda args: args["denoised"])
+    other = [[conditioning[0][0] + 0.1, conditioning[0][1]]]
+    return {
+        "first": built(), "again": built(), "one more picture": built(images=4), "another seed": built(seed=1000),
+        "another text": built(positive=other), "a patched model": built(model=patched),
+    }  # fmt: skip
 
 
 write_results(
@@ -244,6 +356,10 @@ write_results(
             missing_keys_are_named,
             vae_dtype_is_part_of_the_recipe,
             precision_of_an_encoder_is_part_of_the_recipe,
+            refused_vaes_get_one_sentence,
+            running_out_of_memory_is_said_and_its_latents_are_not_kept,
+            base_model_and_vae_take_few_turns,
+            what_was_sampled_is_found_again,
         )
     }
 )

@@ -1,6 +1,7 @@
 """Build Refiner Dataset given what it cannot use: one sentence each, and nothing half-written."""
 
 import os
+import re
 
 import pytest
 import safetensors.torch
@@ -113,7 +114,11 @@ def test_vae_of_another_family_is_refused(host, folder):
     base = {"class_type": "Ref2VSampleBase", "inputs": {"model": ["load", 0], **SAMPLING}}
     nodes = {"load": checkpoint()}
     result = host.run(prompt("family", base=base, clip=["load", 1], folder=folder.name, nodes=nodes))
-    assert result.status == "error" and "3" in result.error.message and "4" in result.error.message
+    assert result.status == "error"
+    assert result.error.message.strip() == (
+        "The VAE gives 3 channels (aaa.png), the base model takes 4 (SD15): give the VAE that belongs to the base "
+        "model."
+    )
 
 
 def test_vae_that_gives_nan_names_the_picture(host, folder):
@@ -129,6 +134,22 @@ def test_vae_that_gives_nan_names_the_picture(host, folder):
     assert result.status == "error" and "aaa.png" in result.error.message
     assert "taesd_encoder.4.conv.2" in result.error.message
     assert datasets(host, "nan") == []
+
+
+def test_what_a_stopped_build_has_sampled_is_kept(host, folder):
+    base = {"class_type": "Ref2VSampleBase", "inputs": {"model": ["load", 0], **SAMPLING, "seed": 77}}
+    build = prompt(
+        "resumed", base=base, vae=("load", 2), clip=["load", 1], folder=folder.name, nodes={"load": checkpoint()}
+    )
+
+    def in_the_middle(kind, data):
+        if kind == "progress" and data["node"] == "build" and data["value"] >= 10:
+            host.interrupt()
+
+    assert host.run(build, on_event=in_the_middle).status == "interrupted" and datasets(host, "resumed") == []
+    said = report(host.run(build))
+    sampled, found = map(int, re.search(r"Base latents: (\d+) sampled, (\d+) found", said).groups())
+    assert found >= 6 and sampled + found == 8
 
 
 def test_interrupt_leaves_nothing_and_the_next_build_is_whole(host, folder):

@@ -102,3 +102,49 @@ def test_precision_of_an_encoder_is_part_of_the_recipe(check):
     assert said == ("Built", "Built", "Reused", "Built", "Reused")
     assert len(set(folders)) == 3 and folders[0] == folders[2] and folders[1] == folders[4]
     assert dtypes == ("float32", "bfloat16", "float32", "float32", "bfloat16")
+
+
+def test_refused_vaes_get_one_sentence(check):
+    assert check == {
+        "TAEHV of Wan 2.2": "The VAE (TAEHV) only decodes: a dataset needs one that encodes.",
+        "Hunyuan3D (ShapeVAE)": (
+            "The VAE (ShapeVAE) is one of shapes in space; a dataset of pictures needs one of pictures."
+        ),
+        "Stable Audio (Oobleck)": (
+            "The VAE (AudioOobleckVAE) is one of sound; a dataset of pictures needs one of pictures."
+        ),
+        "another family": (
+            "The VAE gives 3 channels (image00000), the base model takes 4 (SD15): give the VAE that belongs to the "
+            "base model."
+        ),
+        "weights of another shape": check["weights of another shape"],
+    }
+    assert check["weights of another shape"].startswith(
+        "The VAE (TAESD) cannot encode the picture image00000 of 64x64 (RuntimeError: "
+    )
+
+
+def test_running_out_of_memory_is_said_and_its_latents_are_not_kept(check):
+    """Of the second picture, target and base: two latents. Only what is kept is counted as encoded."""
+    said = "Encoded in tiles, since memory ran out; their latents are not quite the same (2): image00001"
+    assert said in check["tiled"] and said in check["report.txt"]
+    assert "Latents: 2 encoded, 0 found" in check["tiled"]
+    assert "in tiles" not in check["whole"] and "Latents: 2 encoded, 2 found" in check["whole"]
+
+
+def test_base_model_and_vae_take_few_turns(check):
+    """A look at six pairs, then the nine of the build: each is one turn of the VAE and one of the base model."""
+    assert check["turns"] == ["VAE", "model"] * 2
+    assert check["samples"] == 6 + 9
+    assert "Base latents: " not in check["report"]  # such a model's samples are not kept: nobody knows what is on it
+
+
+def test_what_was_sampled_is_found_again(check):
+    sampled = {name: said["sampled"] for name, said in check.items()}
+    assert sampled["first"] == ["Base latents: 3 sampled, 0 found in the latent cache."]
+    assert sampled["again"] == ["Base latents: 0 sampled, 3 found in the latent cache."]
+    assert sampled["one more picture"] == ["Base latents: 1 sampled, 3 found in the latent cache."]
+    assert sampled["another seed"] == sampled["another text"] == sampled["first"]
+    assert sampled["a patched model"] == []
+    assert check["first"]["files"] and check["again"]["files"] == check["first"]["files"]
+    assert check["again"]["hash"] == check["first"]["hash"] != check["another seed"]["hash"]

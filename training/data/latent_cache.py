@@ -36,11 +36,15 @@ class LatentCache:
         self.found = self.made = 0
         self.failed = ""
 
-    def find(self, pixels: Tensor) -> Tensor | None:
-        """The latent of a picture [3, H, W], float32; None where it has to be made."""
+    def find(self, pixels: Tensor, of: str = "") -> Tensor | None:
+        """The latent of a picture [3, H, W], float32; None where it has to be made.
+
+        of: what else it was made of, as a text. A sample of a base model is kept so: `pixels` is the latent that it was
+        made from, `vae` the sampler's fingerprint, and `of` its noise and conditioning.
+        """
         from safetensors import SafetensorError, safe_open
 
-        path = self._path(pixels)
+        path = self._path(pixels, of)
         try:
             with safe_open(path, framework="pt") as file:
                 latent, said = file.get_tensor("latent"), (file.metadata() or {}).get(_SUM)
@@ -54,15 +58,15 @@ class LatentCache:
         self._counted.add(path)
         return latent
 
-    def keep(self, pixels: Tensor, latent: Tensor) -> None:
-        """Write the latent [C, h, w], float32, of a picture: beside its name, then renamed."""
+    def keep(self, pixels: Tensor, latent: Tensor, of: str = "") -> None:
+        """Write the latent [C, h, w], float32, of a picture: beside its name, then renamed. `of` as in `find`."""
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         self.made += 1
         if self.failed:
             return
-        path = self._path(pixels)
+        path = self._path(pixels, of)
         beside = path.with_name(f"{path.name}.{os.getpid()}.partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,8 +97,11 @@ class LatentCache:
                 left -= size
         return left
 
-    def _path(self, pixels: Tensor) -> Path:
-        return self._of_this_vae / f"{_digest(pixels)}.safetensors"
+    def _path(self, pixels: Tensor, of: str = "") -> Path:
+        name = _digest(pixels)
+        if of:
+            name = hashlib.sha256(f"{name} {of}".encode()).hexdigest()
+        return self._of_this_vae / f"{name}.safetensors"
 
 
 def _digest(tensor: Tensor) -> str:

@@ -71,6 +71,9 @@ def read_picture(path: str | Path, name: str | None = None) -> Tensor:
         raise BadInput(f"The picture {name} has more than {MAX_PIXELS} pixels (8192x8192).") from None
     except Image.UnidentifiedImageError:
         raise BadInput(f"The file {name} is not a picture that can be read, or is damaged.") from None
+    except OSError as error:  # its own text may hold the whole path
+        why = error.strerror or error
+        raise BadInput(f"The picture {name} is damaged or cannot be read: {why}.") from error
     except Exception as error:  # decoders fail in many ways (struct, zlib, EOF, syntax), all of them the file's fault
         raise BadInput(f"The picture {name} is damaged or cannot be read: {error}.") from error
 

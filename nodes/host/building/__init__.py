@@ -11,5 +11,6 @@
 | `plan.py` | a look at a few pairs; which pictures become pairs, and on which side |
 | `contact_sheet.py` | a few pairs as one picture |
 | `report.py` | the words |
+| `decoration.py` | contact sheet and report as files of the dataset, which can be made again |
 | `build.py` | one build, told from top to bottom |
 """

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import io
+import itertools
 import shutil
 import time
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,12 +19,13 @@ from ....training.errors import BadInput
 from ..clip import CaptionEncoder, clip_fingerprint
 from ..paths import dataset_folder, latent_cache_folder, move_aside
 from ..progress import NodeProgress, raise_if_interrupted
-from ..vae import PictureEncoder, latent_downscale, vae_dtype, vae_fingerprint
+from ..vae import PictureEncoder, latent_downscale, refuse_no_pictures, vae_dtype, vae_fingerprint
 from .contact_sheet import contact_sheet
+from .decoration import REPORT_FILE, SHEET_FILE, png, read_decoration, report_bytes, write_decoration
 from .latent_space import MEASURED_PICTURES, LatentSpace
 from .material import LatentMaterial, Material, PictureMaterial
 from .pictures import PictureBatch, PictureFolder
-from .plan import BuildPlan, Fact, gather_facts, look, make_pair, make_plan
+from .plan import BuildPlan, Fact, finish_pair, gather_facts, look, make_plan, start_pair
 from .recipe import count_build, recipe_hash
 from .report import as_text, byte_count, duration, latent_line, plan_lines, text_lines
 from .request import BuildRequest, BuildResult
@@ -30,7 +33,18 @@ from .sources import LatentBase, RawLatents, SampleBase
 
 __all__ = ["build_dataset"]
 
-_SHEET_FILE, _REPORT_FILE = "contact_sheet.png", "report.txt"
+_STARTED_AT_ONCE = 256  # pairs that the VAE starts before a base MODEL finishes them; latents and small pictures
+
+
+@dataclass
+class _Caches:
+    """What earlier builds have encoded and sampled; None where nothing is kept."""
+
+    latents: LatentCache | None
+    samples: LatentCache | None
+
+    def all(self) -> list[LatentCache]:
+        return [cache for cache in (self.latents, self.samples) if cache is not None]
 
 
 def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
@@ -41,9 +55,11 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
     began = time.monotonic()
 
     # --- what it is made of -------------------------------------------------------------------------------------
+    if request.vae is not None:
+        refuse_no_pictures(request.vae)
     captions = CaptionEncoder(request.clip) if request.clip is not None else None
-    cache = _cache(request)
-    material = _material(request, captions, cache)
+    caches = _caches(request)
+    material = _material(request, captions, caches)
     skipped: dict[str, str] = {}
     progress.text(f"looking at {material.unit}: {len(material.names)}")
     facts = gather_facts(material, skipped)
@@ -51,13 +67,18 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
 
     # --- is it there already? -----------------------------------------------------------------------------------
     notes = []
+    finished = None  # a dataset that only lacks its decoration
     if folder.exists() and request.plan_only:
         notes.append("It is there already: a build would use it again.")
     elif folder.exists():
         try:
-            return _reuse(folder, progress)
+            # A damaged one is built again here, and would stop a training.
+            finished = RefinerDataset.open(folder, verify=True)
         except BadInput as error:
             notes.append(f"{error} It was moved to {move_aside(folder).name}, and built again.")
+        else:
+            if (decoration := read_decoration(folder)) is not None:
+                return _reused(finished, *decoration, progress)
 
     # --- a look at a few pairs, before anything long ------------------------------------------------------------
     text = captions.empty_shape() if captions else None  # a broken text encoder shows here, not an hour later
@@ -76,9 +97,9 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
     )
     progress.update(0, total=2 * len(facts), preview=sheet)
     progress.message(outlook)
-    if not request.plan_only:
+    if not request.plan_only and finished is None:
         _refuse_full_disk(folder, disk)
-    if cache is not None:
+    for cache in caches.all():
         cache.reserve = int(disk)
 
     # --- every picture once: which can be used, and which are alike ---------------------------------------------
@@ -92,21 +113,25 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
     if captions:
         progress.text("encoding captions")
         captions.measure([facts[name].caption for name in plan.inspected], raise_if_interrupted)
+    if finished is not None:
+        lines = [latent_line(request, LatentSpace(**finished.latent)), *text_lines(captions), *lines]
+        again = write_decoration(folder, sheet, as_text(lines))
+        return _reused(finished, sheet, as_text([again, *lines]), progress)
     ahead: dict[str, RawLatents] = {}
     if space is None:
         progress.text("measuring the latents")
         first = plan.train_names()[:MEASURED_PICTURES]
-        ahead = {name: make_pair(material, name, False, None).latents() for name in first}
+        ahead = {name: start_pair(material, name, False, None).latents() for name in first}
         space = LatentSpace.measured([pair.z for pair in ahead.values()], material.downscale)
     lines = [latent_line(request, space), *text_lines(captions), *lines]
     try:
         with _writer(folder, request, space, captions) as writer:
             _write_pairs(writer, request, material, plan, facts, space, captions, ahead, progress)
             lines += material.retried()
-            writer.attach(_SHEET_FILE, _png(sheet))
-            writer.attach(_REPORT_FILE, as_text(lines).encode(errors="replace"))
+            writer.attach(SHEET_FILE, png(sheet))
+            writer.attach(REPORT_FILE, report_bytes(as_text(lines)))
     finally:
-        if cache is not None:
+        for cache in caches.all()[:1]:  # all lie in one folder
             cache.trim()
     count_build(request.name)
 
@@ -117,7 +142,7 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
         f"Built {folder.name}: training pairs {len(data.train)}, held out {len(data.held_out)}.",
         *notes,
         *lines,
-        *_cache_lines(cache),  # not in the dataset's own report: the same inputs give the same bytes there
+        *_cache_lines(caches),  # not in the dataset's own report: the same inputs give the same bytes there
         _residual_line(data),
         f"{byte_count(size)} on disk ({byte_count(disk)} estimated), {duration(time.monotonic() - began)} "
         f"({duration(seconds)} estimated).",
@@ -129,7 +154,7 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
 # --------------------------------------------------------------------------------------------------- the steps above
 
 
-def _material(request: BuildRequest, captions: CaptionEncoder | None, cache: LatentCache | None) -> Material:
+def _material(request: BuildRequest, captions: CaptionEncoder | None, caches: _Caches) -> Material:
     if isinstance(request.base, LatentBase):
         if request.folder is not None or request.images is not None:
             raise BadInput("With a base of latents the targets are latents too: leave folder and images empty.")
@@ -147,33 +172,45 @@ def _material(request: BuildRequest, captions: CaptionEncoder | None, cache: Lat
             "conditioning, or give Build Refiner Dataset a clip, so that it can use the captions."
         )
     if request.folder is not None:
+        if request.captions:
+            raise BadInput(
+                f"caption brings {len(request.captions)} texts, which belong to images; the pictures of a folder have "
+                f"theirs in files beside them."
+            )
         pictures = PictureFolder(request.folder, request.caption)
     else:
-        pictures = PictureBatch(request.images, request.caption)
+        pictures = PictureBatch(request.images, list(request.captions) or [request.caption])
     return PictureMaterial(
         pictures,
         request.base,
-        PictureEncoder(request.vae, cache),
+        PictureEncoder(request.vae, caches.latents),
         captions,
+        caches.samples,
         max_pixels=request.max_pixels,
         crop=request.crop,
         seed=request.seed,
     )
 
 
-def _cache(request: BuildRequest) -> LatentCache | None:
-    """None where nothing is encoded, where nothing may be written, and in pixel space, where encoding is a copy."""
-    latents = isinstance(request.base, LatentBase) or request.vae is None
-    if latents or request.plan_only or latent_downscale(request.vae) == 1:
-        return None
-    return LatentCache(latent_cache_folder(), vae_fingerprint(request.vae))
+def _caches(request: BuildRequest) -> _Caches:
+    """None where nothing is made, where nothing may be written, and in pixel space, where encoding is a copy."""
+    if isinstance(request.base, LatentBase) or request.vae is None or request.plan_only:
+        return _Caches(None, None)
+    folder, latents, samples = latent_cache_folder(), None, None
+    if latent_downscale(request.vae) != 1:
+        latents = LatentCache(folder, vae_fingerprint(request.vae))
+    if isinstance(request.base, SampleBase) and request.base.can_be_kept():
+        samples = LatentCache(folder, request.base.sampler())
+    return _Caches(latents, samples)
 
 
-def _cache_lines(cache: LatentCache | None) -> list[str]:
-    if cache is None:
-        return []
-    lines = [f"Latents: {cache.made} encoded, {cache.found} found in the latent cache."]
-    return [*lines, *([f"They were not all kept for a later build ({cache.failed})."] if cache.failed else [])]
+def _cache_lines(caches: _Caches) -> list[str]:
+    lines = []
+    for cache, what, made in ((caches.latents, "Latents", "encoded"), (caches.samples, "Base latents", "sampled")):
+        if cache is not None:
+            lines.append(f"{what}: {cache.made} {made}, {cache.found} found in the latent cache.")
+            lines += [f"They were not all kept for a later build ({cache.failed})."] if cache.failed else []
+    return lines
 
 
 def _recipe(request: BuildRequest, facts: dict[str, Fact]) -> str:
@@ -193,19 +230,15 @@ def _recipe(request: BuildRequest, facts: dict[str, Fact]) -> str:
     )
 
 
-def _reuse(folder: Path, progress: NodeProgress) -> BuildResult:
-    data = RefinerDataset.open(folder, verify=True)  # a damaged one is built again here, and would stop a training
-    sheet, report = folder / _SHEET_FILE, folder / _REPORT_FILE
-    if not (sheet.is_file() and report.is_file()):
-        raise BadInput(f"The dataset {folder} lacks its contact sheet or report.")
+def _reused(data: RefinerDataset, sheet: Image.Image, report: str, progress: NodeProgress) -> BuildResult:
     lines = [
-        f"Reused {folder.name}: pictures, models and settings are those that it was built from.",
+        f"Reused {data.folder.name}: pictures, models and settings are those that it was built from.",
         f"Training pairs {len(data.train)}, held out {len(data.held_out)}.",
-        report.read_text(encoding="utf-8"),
+        report,
         _residual_line(data),
     ]
     progress.message(lines[0])
-    return BuildResult(str(folder), data.content_hash, Image.open(sheet).convert("RGB"), as_text(lines))
+    return BuildResult(str(data.folder), data.content_hash, sheet, as_text(lines))
 
 
 def _named_space(request: BuildRequest, material: Material) -> LatentSpace | None:
@@ -241,10 +274,8 @@ def _write_pairs(
 ) -> None:
     """Every pair of the plan into the writer; those in `ahead` are made already."""
     began, total = time.monotonic(), len(facts) + len(plan.pairs)
-    for done, (name, flip) in enumerate(plan.pairs, start=1):
-        raw = None if flip else ahead.pop(name, None)
-        if raw is None:
-            raw = make_pair(material, name, flip, space).latents()
+    pairs = _raw_pairs(material, plan, space, ahead, progress)
+    for done, (name, flip, raw) in enumerate(pairs, start=1):
         group, side = plan.sides[name]
         writer.add(
             space.to_model(raw.z),
@@ -261,6 +292,23 @@ def _write_pairs(
         left = (time.monotonic() - began) / done * (len(plan.pairs) - done)
         progress.update(len(facts) + done, total)
         progress.text(f"pair {done} of {len(plan.pairs)}, {duration(left)} left")
+
+
+def _raw_pairs(
+    material: Material, plan: BuildPlan, space: LatentSpace, ahead: dict[str, RawLatents], progress: NodeProgress
+) -> Iterator[tuple[str, bool, RawLatents]]:
+    """(name, mirrored, raw) of every pair of the plan, in its order."""
+    queue, done = iter(plan.pairs), 0
+    while some := list(itertools.islice(queue, _STARTED_AT_ONCE if material.in_two_steps else 1)):
+        started = []
+        for name, flip in some:
+            raw = None if flip else ahead.pop(name, None)
+            started.append(raw or start_pair(material, name, flip, space).latents())
+            if material.in_two_steps:
+                progress.text(f"encoded {done + len(started)} of {len(plan.pairs)}")
+        for (name, flip), raw in zip(some, started, strict=True):
+            yield name, flip, finish_pair(material, name, raw)
+        done += len(some)
 
 
 def _text_tensors(captions: CaptionEncoder, caption: str) -> dict[str, torch.Tensor]:
@@ -281,9 +329,3 @@ def _refuse_full_disk(folder: Path, needed: float) -> None:
 
 def _residual_line(data: RefinerDataset) -> str:
     return f"Residual RMS {data.residual_rms:.4g}: what sets the target apart from the base, and is to be learned."
-
-
-def _png(picture: Image.Image) -> bytes:
-    file = io.BytesIO()
-    picture.save(file, "PNG")
-    return file.getvalue()

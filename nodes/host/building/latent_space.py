@@ -64,8 +64,8 @@ class LatentSpace:
         """BadInput when a latent has other channels than the space: VAE and MODEL are of different families."""
         if raw.shape[0] != self.channels:
             raise BadInput(
-                f"The VAE gives {raw.shape[0]} latent channels ({name}), and the base model's latent format "
-                f"{self.name} has {self.channels}: they do not belong together."
+                f"The VAE gives {raw.shape[0]} channels ({name}), the base model takes {self.channels} ({self.name}): "
+                f"give the VAE that belongs to the base model."
             )
 
     def index(self) -> dict[str, Any]:

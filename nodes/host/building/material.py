@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 
 from ....training.data.buckets import assign_bucket, resize_and_crop
+from ....training.data.latent_cache import LatentCache
 from ....training.data.picture_files import left_out_text
 from ....training.data.split import perceptual_hash
 from ....training.errors import BadInput
@@ -16,9 +17,11 @@ from ..clip import CaptionEncoder
 from ..vae import PictureEncoder, decode_latent, latent_downscale
 from .contact_sheet import false_colours
 from .pictures import Pictures
-from .sources import BaseSource, LatentBase, PairBase, RawPair, SampleBase
+from .sources import BaseSource, LatentBase, PairBase, RawLatents, RawPair, SampleBase
 
-__all__ = ["Inspected", "LatentMaterial", "Material", "PictureMaterial"]
+__all__ = ["Inspected", "LatentMaterial", "Material", "PictureMaterial", "Started"]
+
+Started = TypeVar("Started", RawPair, RawLatents)
 
 _KEEP_BYTES = 256 << 20  # of cut pictures, so that a small set is decoded once and not twice
 
@@ -34,6 +37,10 @@ class Inspected:
 class PictureMaterial:
     """Target pictures, cut to their buckets and encoded; the base comes from `base`.
 
+    `in_two_steps`: the VAE starts pairs and the base MODEL finishes them. Where both do not fit into a GPU's memory,
+    each turn of theirs loads a model anew, so many pairs are started before the first is finished.
+
+    samples: where what the base MODEL has made is found again, and kept.
     max_pixels: area that a picture may have after scaling down. crop: "center", or "random" by `seed` and name.
     """
 
@@ -45,6 +52,7 @@ class PictureMaterial:
         base: BaseSource,
         encoder: PictureEncoder,
         captions: CaptionEncoder | None,
+        samples: LatentCache | None,
         *,
         max_pixels: int,
         crop: str,
@@ -52,7 +60,9 @@ class PictureMaterial:
     ) -> None:
         self.names = pictures.names
         self.downscale = encoder.downscale
+        self.in_two_steps = isinstance(base, SampleBase)
         self._pictures, self._base, self._encoder, self._captions = pictures, base, encoder, captions
+        self._samples = samples
         self._max_pixels, self._crop, self._seed = max_pixels, crop, seed
         self._place = {name: i for i, name in enumerate(self.names)}
         self._kept: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {}
@@ -83,21 +93,28 @@ class PictureMaterial:
             self._kept_bytes += sum(part.nbytes for part in cut if part is not None)
         return Inspected((cut[0].shape[2], cut[0].shape[1]), perceptual_hash(picture))
 
-    def pair(self, name: str, flip: bool = False) -> RawPair:
+    def start(self, name: str, flip: bool = False) -> RawPair:
+        """What the VAE gives of a pair; where the base MODEL makes b, it has none yet (`finish`)."""
         cut = self._kept.get(name) or self._cut(name, self._pictures.read(name))
         target, before = (part if part is None or not flip else part.flip(-1).contiguous() for part in cut)
         if isinstance(self._base, PairBase):
             return self._base.pair(name, target, before, self._encoder)
         if isinstance(self._base, SampleBase):
-            return self._base.pair(
-                name,
-                target,
-                self._encoder,
-                index=self._place[name],
-                conditioning=self._captions.conditioning if self._captions else None,
-                caption=self.caption(name),
-            )
+            return RawPair(self._encoder.encode(target, name), None, target, None)
         return self._base.pair(name, target, self._encoder)
+
+    def finish(self, name: str, raw: Started) -> Started:
+        """The pair with its b."""
+        if not isinstance(self._base, SampleBase):
+            return raw
+        b = self._base.sample(
+            raw.z,
+            index=self._place[name],
+            conditioning=self._captions.conditioning if self._captions else None,
+            caption=self.caption(name),
+            kept=self._samples,
+        )
+        return replace(raw, b=b)
 
     def show(self, raw: RawPair) -> tuple[torch.Tensor, torch.Tensor]:
         """(base, target) as pictures [3,H,W]; a base that exists as a latent only is decoded."""
@@ -121,10 +138,15 @@ class PictureMaterial:
         return lines
 
     def retried(self) -> list[str]:
-        """A line on the pictures that the VAE could only encode in FP32, once it is known."""
-        names = list(dict.fromkeys(self._encoder.retried))
-        line = f"Encoded once more in FP32, since the VAE gave NaN ({len(names)}): {_some(names)}."
-        return [line] if names else []
+        """Lines on the pictures that the VAE could not encode as they were, once it is known."""
+        lines = []
+        for names, what in (
+            (self._encoder.retried, "Encoded once more in FP32, since the VAE gave NaN"),
+            (self._encoder.tiled, "Encoded in tiles, since memory ran out; their latents are not quite the same"),
+        ):
+            names = list(dict.fromkeys(names))
+            lines += [f"{what} ({len(names)}): {_some(names)}."] if names else []
+        return lines
 
     def _cut(self, name: str, picture: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Target and partner [3,H,W] at the size of the bucket; a partner only where the base is one."""
@@ -147,6 +169,7 @@ class LatentMaterial:
     """Latent pairs as they came in; a VAE serves only to show them."""
 
     unit = "latents"
+    in_two_steps = False
 
     def __init__(self, base: LatentBase, vae: Any, caption: str) -> None:
         self.names = base.names
@@ -171,8 +194,11 @@ class LatentMaterial:
         self._base.latents(name)
         return Inspected(self.quick_size(name), None)
 
-    def pair(self, name: str, flip: bool = False) -> RawPair:
+    def start(self, name: str, flip: bool = False) -> RawPair:
         return self._base.latents(name)
+
+    def finish(self, name: str, raw: Started) -> Started:
+        return raw
 
     def show(self, raw: RawPair) -> tuple[torch.Tensor, torch.Tensor]:
         if self._vae is not None:

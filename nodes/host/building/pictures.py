@@ -70,36 +70,43 @@ def picture_file(files: PictureFiles, name: str, what: str = "picture", shown: s
 
 
 class PictureBatch:
-    """The pictures of an IMAGE batch [B,H,W,3 or 4], float in [0,1], under the names image00000, image00001, ..."""
+    """The pictures of IMAGE batches [B,H,W,3 or 4], float in [0,1], under the names image00000, image00001, ...
+
+    A list of batches is one row of pictures; those of different batches may differ in size. captions: one text for all,
+    or one for each picture.
+    """
 
     orphan_captions: list[str] = []
     left_out: dict[str, list[str]] = {}
 
-    def __init__(self, images: torch.Tensor, caption: str) -> None:
-        if images.ndim != 4 or images.shape[-1] not in (3, 4) or not len(images):
-            raise BadInput(f"images must be an IMAGE batch [B,H,W,3]; it is {list(images.shape)}.")
-        self._images = images
-        self._caption = caption
-        self._rows = {f"image{i:05d}": i for i in range(len(images))}
-        self.names = list(self._rows)
-
-    def _picture(self, name: str) -> torch.Tensor:
-        return self._images[self._rows[name]]
+    def __init__(self, batches: list[torch.Tensor], captions: list[str]) -> None:
+        for images in batches:
+            if images.ndim != 4 or images.shape[-1] not in (3, 4) or not len(images):
+                raise BadInput(f"images must be an IMAGE batch [B,H,W,3]; it is {list(images.shape)}.")
+        rows = [picture for images in batches for picture in images]
+        if len(captions) not in (1, len(rows)):
+            raise BadInput(
+                f"caption brings {len(captions)} texts for {len(rows)} pictures: give one for all, or one for each."
+            )
+        self._pictures = {f"image{i:05d}": picture for i, picture in enumerate(rows)}
+        self.names = list(self._pictures)
+        self._captions = dict(zip(self.names, captions if len(captions) > 1 else captions * len(rows), strict=True))
 
     def sha256(self, name: str) -> str:
-        pixels = self._picture(name)
+        pixels = self._pictures[name]
         digest = hashlib.sha256(f"{list(pixels.shape)}".encode())
         digest.update(pixels.float().cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
 
     def caption(self, name: str) -> str:
-        return self._caption
+        return self._captions[name]
 
     def quick_size(self, name: str) -> tuple[int, int] | None:
-        return self._images.shape[2], self._images.shape[1]
+        height, width = self._pictures[name].shape[:2]
+        return width, height
 
     def read(self, name: str) -> torch.Tensor:
-        picture = self._picture(name).float().cpu().movedim(-1, 0)
+        picture = self._pictures[name].float().cpu().movedim(-1, 0)
         if not torch.isfinite(picture).all():
             raise BadInput(f"The picture {name} of the IMAGE batch holds NaN or infinity.")
         if picture.shape[0] == 4:  # as read_picture does: transparent parts over white

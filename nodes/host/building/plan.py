@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass
 
@@ -11,11 +12,11 @@ from ....training.data.split import split
 from ....training.errors import BadInput
 from ..progress import NodeProgress, raise_if_interrupted
 from .latent_space import LatentSpace
-from .material import Inspected, Material
+from .material import Inspected, Material, Started
 from .request import BuildRequest
 from .sources import RawPair
 
-__all__ = ["BuildPlan", "Fact", "Look", "gather_facts", "look", "make_pair", "make_plan"]
+__all__ = ["BuildPlan", "Fact", "Look", "finish_pair", "gather_facts", "look", "make_plan", "start_pair"]
 
 _SHEET_PAIRS = 6
 
@@ -69,9 +70,9 @@ def gather_facts(material: Material, skipped: dict[str, str]) -> dict[str, Fact]
 def look(material: Material, names: list[str], skipped: dict[str, str], space: LatentSpace | None) -> Look:
     """Make a few pairs, spread over the whole set. BadInput when not one picture can be used."""
     spread = [names[i * len(names) // _SHEET_PAIRS] for i in range(_SHEET_PAIRS)] if names else []
-    shown, times, channels = [], [], 0
+    started, inspect_times, start_times, finish_times = {}, [], [], []
     for name in dict.fromkeys(spread + names):
-        if len(shown) == _SHEET_PAIRS:
+        if len(started) == _SHEET_PAIRS:
             break
         raise_if_interrupted()
         began = time.monotonic()
@@ -81,24 +82,43 @@ def look(material: Material, names: list[str], skipped: dict[str, str], space: L
             skipped.setdefault(name, str(error))
             continue
         inspected = time.monotonic()
-        raw = make_pair(material, name, False, space)
-        times.append((inspected - began, time.monotonic() - inspected))
-        shown.append((name, *material.show(raw)))
-        channels = raw.z.shape[0]
-    if not shown:
+        started[name] = start_pair(material, name, False, space)
+        inspect_times.append(inspected - began)
+        start_times.append(time.monotonic() - inspected)
+    if not started:
         raise _nothing_usable(skipped)
-    times = times[1:] or times  # the first one loads the models
-    inspect, pair = (sorted(column)[len(times) // 2] for column in zip(*times, strict=True))
-    return Look(shown, channels, inspect, pair)
+    pairs = {}
+    for name, raw in started.items():
+        began = time.monotonic()
+        pairs[name] = finish_pair(material, name, raw)
+        finish_times.append(time.monotonic() - began)
+    shown = [(name, *material.show(pair)) for name, pair in pairs.items()]
+    channels = next(iter(pairs.values())).z.shape[0]
+    return Look(shown, channels, _typical(inspect_times), _typical(start_times) + _typical(finish_times))
 
 
-def make_pair(material: Material, name: str, flip: bool, space: LatentSpace | None) -> RawPair:
-    """One pair, after a look whether the user wants to stop. BadInput where VAE and base model do not fit."""
+def _typical(seconds: list[float]) -> float:
+    """The median, without the first: it loads the models."""
+    seconds = seconds[1:] or seconds
+    return sorted(seconds)[len(seconds) // 2]
+
+
+def start_pair(material: Material, name: str, flip: bool, space: LatentSpace | None) -> RawPair:
+    """What the VAE gives of one pair, after a look whether the user wants to stop.
+
+    BadInput where VAE and base model do not fit.
+    """
     raise_if_interrupted()
-    pair = material.pair(name, flip)
+    pair = material.start(name, flip)
     if space is not None:
         space.check(pair.z, name)
     return pair
+
+
+def finish_pair(material: Material, name: str, raw: Started) -> Started:
+    """A pair with its base latent, after a look whether the user wants to stop."""
+    raise_if_interrupted()
+    return material.finish(name, raw)
 
 
 def make_plan(
@@ -131,5 +151,10 @@ def make_plan(
 
 
 def _nothing_usable(skipped: dict[str, str]) -> BadInput:
-    why = next(iter(skipped.values()), "there are none.")
-    return BadInput(f"None of the {len(skipped)} pictures can be used; the first: {why}")
+    """The sentence where not one picture is left, with the reason that most of them have."""
+    kinds: dict[str, list[str]] = {}
+    for name, why in skipped.items():
+        kinds.setdefault(re.sub(r"\d+", "0", why.replace(name, "")), []).append(why)
+    most = max(kinds.values(), key=len, default=["there are none."])
+    which = "the first" if len(kinds) < 2 else f"{len(most)} of them for this reason"
+    return BadInput(f"None of the {len(skipped)} pictures can be used; {which}: {most[0]}")

@@ -19,7 +19,8 @@ class BuildRequest:
     """What the node was asked for. Exactly one of `folder`, `images` or latents (as `base`) brings the targets.
 
     vae, clip: the host's objects. max_pixels: area of a picture after scaling down. held_out: pictures wanted for
-    validation. crop: "center" or "random". Text that no .txt gives is `caption`.
+    validation. crop: "center" or "random". Text that no caption file gives is `caption`. images: IMAGE batches, of one
+    size each. captions: one for each picture of `images`, instead of `caption`.
     """
 
     base: BaseSource
@@ -27,8 +28,9 @@ class BuildRequest:
     vae: Any = None
     clip: Any = None
     folder: Path | None = None
-    images: torch.Tensor | None = None
+    images: list[torch.Tensor] | None = None
     caption: str = ""
+    captions: tuple[str, ...] = ()
     max_pixels: int = 768 * 768
     mirror: bool = False
     crop: str = "center"

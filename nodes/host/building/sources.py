@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,11 @@ from torch.nn import functional
 
 from ....training.data.buckets import resize
 from ....training.data.degrade import degrade
+from ....training.data.latent_cache import LatentCache
 from ....training.data.picture_files import PictureFiles, match_key
 from ....training.data.pictures import read_picture, sha256_file
 from ....training.errors import BadInput
-from ..base_model import low_noise_latent, model_fingerprint, model_name, model_parameters
+from ..base_model import has_plain_options, low_noise_latent, model_fingerprint, model_name, model_parameters
 from ..vae import PictureEncoder
 from ..weights import hash_value
 from .pictures import picture_file
@@ -24,14 +26,18 @@ from .pictures import picture_file
 __all__ = ["BaseSource", "DegradeBase", "LatentBase", "PairBase", "RawLatents", "RawPair", "SampleBase"]
 
 _MOST_SEED = 2**64
+_SAMPLES_VERSION = 1  # goes up when the same settings would give other base latents
 
 
 @dataclass(frozen=True)
 class RawPair:
-    """Target and base latent [C,h,w] as the VAE gives them, with the pictures behind them where there are any."""
+    """Target and base latent [C,h,w] as the VAE gives them, with the pictures behind them where there are any.
+
+    `b` is None as long as a base MODEL has yet to make it.
+    """
 
     z: torch.Tensor
-    b: torch.Tensor
+    b: torch.Tensor | None
     target: torch.Tensor | None
     base: torch.Tensor | None
 
@@ -48,7 +54,7 @@ class RawLatents:
     """What of a pair goes to the disk: raw latents, and the target [3,h,w] in [-1, 1] at their size."""
 
     z: torch.Tensor
-    b: torch.Tensor
+    b: torch.Tensor | None
     rgb: torch.Tensor | None
 
 
@@ -182,23 +188,39 @@ class SampleBase:
         """Whether a CLIP is needed to sample: no positive conditioning, or a cfg that asks for a negative one."""
         return self.positive is None or (self.negative is None and self.cfg != 1.0)
 
-    def pair(
+    def can_be_kept(self) -> bool:
+        """Whether all that a sample depends on is in its fingerprints: not a ControlNet in the conditioning, nor what
+        another node has put on the model beside weights."""
+        return _is_plain([self.positive, self.negative]) and has_plain_options(self.model)
+
+    def sampler(self) -> str:
+        """Hex digest of everything that b depends on beside z, noise and conditioning; names its folder of samples."""
+        settings = {key: value for key, value in self.describe().items() if key != "seed"}
+        return hashlib.sha256(json.dumps({"samples": _SAMPLES_VERSION, **settings}).encode()).hexdigest()
+
+    def sample(
         self,
-        name: str,
-        target: torch.Tensor,
-        encoder: PictureEncoder,
+        z: torch.Tensor,
         *,
         index: int,
         conditioning: Callable[[str], list] | None,
         caption: str,
-    ) -> RawPair:
-        """target: [3,H,W] in [0,1], cut to its size. index: the picture's place in the data set; with `seed` it gives
-        the noise. conditioning: caption -> CONDITIONING, where there is a CLIP."""
-        z = encoder.encode(target, name)
+        kept: LatentCache | None,
+    ) -> torch.Tensor:
+        """The base latent b [C,h,w] of a target latent z.
+
+        index: the picture's place in the data set; with `seed` it gives the noise. conditioning: caption ->
+        CONDITIONING, where there is a CLIP. kept: where samples are found again, and kept.
+        """
         positive = self.positive if self.positive is not None else conditioning(caption)
         negative = self.negative
         if negative is None:  # at cfg 1 the host does not look at it
             negative = positive if self.cfg == 1.0 else conditioning("")
+        seed = (self.seed + index) % _MOST_SEED
+        of = hashlib.sha256(f"{seed}".encode())
+        hash_value(of, [positive, negative], whole=True)
+        if kept is not None and (b := kept.find(z, of.hexdigest())) is not None:
+            return b
         b = low_noise_latent(
             self.model,
             z,
@@ -209,9 +231,11 @@ class SampleBase:
             sampler_name=self.sampler_name,
             scheduler=self.scheduler,
             denoise=self.denoise,
-            seed=(self.seed + index) % _MOST_SEED,
+            seed=seed,
         )
-        return RawPair(z, b, target, None)
+        if kept is not None:
+            kept.keep(z, b, of.hexdigest())
+        return b
 
 
 class LatentBase:
@@ -254,6 +278,15 @@ class LatentBase:
 
 
 BaseSource = DegradeBase | PairBase | SampleBase | LatentBase
+
+
+def _is_plain(value: Any) -> bool:
+    """Tensors, numbers, texts and containers of them: what `hash_value` tells apart."""
+    if isinstance(value, dict):
+        return all(_is_plain(item) for item in value.values())
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(item) for item in value)
+    return torch.is_tensor(value) or isinstance(value, (str, int, float, bool, type(None)))
 
 
 def _still_latents(latent: dict, which: str) -> torch.Tensor:
