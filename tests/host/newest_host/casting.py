@@ -59,11 +59,16 @@ def cast_weights(
     want_requant: bool = False,
 ) -> tuple:
     """(weight, bias), with `offloadable` also the token for the host's uncast, of a layer about to compute."""
-    if not hasattr(layer, "_v"):
+    packed = _is_packed(layer.weight) if layer.weight is not None else False
+    if not hasattr(layer, "_v") and not packed:
         return _HOST_CAST(layer, input, dtype, device, bias_dtype, offloadable)
     if input is not None:  # without one, an embedding asks for its weight as it is
         dtype = input.dtype if dtype is None else dtype
     bias_dtype = dtype if bias_dtype is None else bias_dtype
+    if not hasattr(layer, "_v"):
+        weight = _as_asked(layer, "weight", layer.weight, dtype)
+        bias = _as_asked(layer, "bias", layer.bias, bias_dtype)
+        return (weight, bias, None) if offloadable else (weight, bias)
     if layer._v_signature is None:
         zeros_for_meta(layer)
         layer._v_weight = _brought_over(layer, "weight")
@@ -79,8 +84,9 @@ def _brought_over(layer: Any, name: str) -> torch.Tensor | None:
     if weight is None:
         return None
     noted = getattr(layer, f"{name}_comfy_model_dtype", None)
-    if not hasattr(weight, "dequantize") or type(weight) in (torch.Tensor, torch.nn.Parameter):
-        weight = weight.detach().to(noted or weight.dtype, copy=True)
+    weight = weight.detach()
+    if not _is_packed(weight):
+        weight = weight.to(noted or weight.dtype, copy=True)
     patch = getattr(layer, f"{name}_lowvram_function", None)
     if patch is None:
         return weight

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import comfy.model_base
+import comfy.model_detection
 import comfy.model_management
 import comfy.model_patcher
 import comfy.ops
@@ -115,7 +116,9 @@ def install() -> None:
         if disable_dynamic:
             return plain
         root = plain.model
-        to_load = root.model_config.process_unet_state_dict(state)
+        prefix = comfy.model_detection.unet_prefix_from_state_dict(state)
+        inside = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+        to_load = root.model_config.process_unet_state_dict(inside or state)
         as_dynamic(root.diffusion_model, to_load)
         return DynamicPatcher(root, load_device=plain.load_device, offload_device=plain.offload_device)
 
