@@ -1,7 +1,7 @@
 """What the pack relies on of the host: every symbol, member and behaviour, and how each is checked.
 
-test_contract.py holds three sides together. What the pack's source uses (host_uses.py) must stand here, and what stands
-here must be used. contract_in_host.py checks each entry against the booted 0.3.75, and the behaviours once more against
+test_contract.py holds the sides together. What the pack's source uses (host_uses.py) must stand here.
+contract_in_host.py checks each entry against the booted 0.3.75, and the behaviours once more against
 the stand-ins of the newest host (newest_host/). `python tests/host/contract_report.py` prints it all with the files.
 
 How an entry is checked:
@@ -121,6 +121,8 @@ SYMBOLS: dict[str, dict[str, str]] = {
         "io.Model": KIND,
         "io.Model.Input": KIND,
         "io.Model.Output": KIND,
+        "io.MultiCombo": KIND,
+        "io.MultiCombo.Input": KIND,
         "io.NodeOutput": CALL,
         "io.Output": THERE,
         "io.Schema": KIND,
@@ -138,8 +140,10 @@ SYMBOLS: dict[str, dict[str, str]] = {
     },
     "comfy_execution.graph_utils": {"ExecutionBlocker": CALL},
     "comfy_execution.utils": {"get_executing_context": CALL},
+    "comfyui_version": {"__version__": THERE},
     "folder_paths": {
         "add_model_folder_path": CALL,
+        "base_path": THERE,
         "folder_names_and_paths": THERE,
         "get_filename_list": CALL,
         "get_folder_paths": CALL,
@@ -148,6 +152,7 @@ SYMBOLS: dict[str, dict[str, str]] = {
         "get_output_directory": CALL,
         "get_system_user_directory": CALL,
         "get_temp_directory": CALL,
+        "get_user_directory": CALL,
         "models_dir": THERE,
         "supported_pt_extensions": THERE,
     },
@@ -187,6 +192,7 @@ MEMBERS: dict[str, dict[str, str]] = {
         "load_device": THERE,
         "model": THERE,
         "model_options": THERE,
+        "model_patches_models": CALL,
         "model_size": CALL,
         "model_state_dict": CALL,
         "object_patches": THERE,
@@ -338,6 +344,8 @@ MEMBERS: dict[str, dict[str, str]] = {
     "guider": {"conds": THERE, "inner_model": THERE, "model_patcher": THERE},
     "wrapper executor": {"class_obj": THERE, "idx": THERE, "wrappers": THERE},
     "loaded model": {"model_loaded_memory": CALL, "model_unload": CALL},
+    "schema of a node": {"display_name": THERE, "inputs": THERE, "is_input_list": THERE},
+    "combo of a node": {"id": THERE, "options": THERE},
     "prompt while it runs": {"get_node": CALL, "has_node": CALL},
     "context of a node": {"prompt_id": THERE},
     "server": {"client_id": THERE, "instance": THERE, "send_progress_text": CALL},

@@ -37,6 +37,7 @@ import folder_paths  # noqa: E402
 import server  # noqa: E402
 import vae_families  # noqa: E402
 from clip_families import host_clip, tokens_of  # noqa: E402
+from comfy_api.latest import io  # noqa: E402
 from unets import conditioning, control_net, host_model, with_lora  # noqa: E402
 
 management = comfy.model_management
@@ -147,6 +148,8 @@ def objects() -> dict[str, Any]:
     management.load_models_gpu([model])
     layer = next(m for m in model.model.diffusion_model.modules() if hasattr(m, "comfy_cast_weights"))
     large = model.model.diffusion_model.time_embed[0]
+    combo = io.Combo.Input("a", options=["b"])
+    schema = io.Schema(node_id="Ref2VTest", display_name="A test", inputs=[combo])
     prompt = comfy_execution.graph.DynamicPrompt({"1": {"class_type": "X", "inputs": {}}})
     with comfy_execution.utils.CurrentNodeContext("a prompt", "1"):
         context = comfy_execution.utils.get_executing_context()
@@ -182,6 +185,8 @@ def objects() -> dict[str, Any]:
         "guider": watched.seen["guider then"],
         "wrapper executor": watched.seen["executor"],
         "loaded model": management.current_loaded_models[0],
+        "schema of a node": schema,
+        "combo of a node": combo,
         "prompt while it runs": prompt,
         "context of a node": context,
         "server": server.PromptServer,

@@ -1,7 +1,4 @@
-"""Prints the contract with the host: each symbol and member, how it is checked, and which files use it.
-
-    python tests/host/contract_report.py
-"""
+"""Prints the contract with the host: each symbol and member, how it is checked, and which files use it."""
 
 import collections
 

@@ -52,7 +52,9 @@ _FOREIGN = (
     traceback.TracebackException, type(hashlib.sha256()), numpy.ndarray, PIL.Image, PIL.Image.Image, PIL.ImageDraw,
     PIL.ImageDraw.ImageDraw,
 )  # fmt: skip
-_TORCH_MODULE = {"_modules", "_buffers", "_parameters", "_non_persistent_buffers_set", "_forward_hooks"}
+_TORCH_MODULE = {
+    "_modules", "_buffers", "_parameters", "_non_persistent_buffers_set", "_forward_hooks", "_forward_pre_hooks",
+}  # fmt: skip
 _SCHEMA_API = "comfy_api.latest"
 _LOOKS = ("getattr", "hasattr", "setattr", "delattr")
 

@@ -16,12 +16,11 @@ def hosts(host_path, tmp_path_factory):
     }
 
 
-def test_every_symbol_of_the_host_that_the_pack_uses_is_in_the_contract_and_no_other():
+def test_every_symbol_of_the_host_that_the_pack_uses_is_in_the_contract():
     listed = {f"{module}.{name}" for module, names in contract.SYMBOLS.items() for name in names}
     used = host_uses.symbols_used()
     missing = {symbol: sorted(used[symbol].where) for symbol in used.keys() - listed}
     assert missing == {}, "add these to SYMBOLS in tests/host/contract.py"
-    assert listed - used.keys() == set(), "the pack does not use these any more"
 
 
 def test_every_member_of_a_host_object_that_the_pack_uses_is_in_the_contract():

@@ -183,7 +183,11 @@ def _origin(vae: Any) -> _Origin:
 
 
 def _rounded_before(source: Any, *dtypes: torch.dtype) -> list[str]:
-    """A warning for each dtype that is finer than the one in which the weights were kept."""
+    """A warning for each dtype that is finer than the one in which the weights were kept. Under dynamic VRAM they are
+    the file's own, so no loader has rounded them.
+    """
+    if is_dynamic(source.patcher):
+        return []
     held = held_dtype(source)
     finer = [dtype for dtype in dict.fromkeys(dtypes) if torch.finfo(dtype).eps < torch.finfo(held).eps]
     return [

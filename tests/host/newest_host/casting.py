@@ -98,7 +98,7 @@ def _brought_over(layer: Any, name: str) -> torch.Tensor | None:
 
 
 def _is_packed(weight: torch.Tensor) -> bool:
-    return type(weight) not in (torch.Tensor, torch.nn.Parameter) and hasattr(weight, "dequantize")
+    return getattr(weight, "is_quantized_by_the_host", False)
 
 
 def _as_asked(layer: Any, name: str, weight: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:

@@ -24,6 +24,8 @@ _LARGE = 4096  # numbers in a matrix, from which on it is packed
 class Scaled(torch.Tensor):
     """Whole numbers of 8 bits with one scale. `dtype`: what it says it is."""
 
+    is_quantized_by_the_host = True
+
     @staticmethod
     def __new__(cls, packed: torch.Tensor, scale: float, dtype: torch.dtype) -> Scaled:
         return torch.Tensor._make_wrapper_subclass(cls, packed.shape, dtype=dtype, device=packed.device)
