@@ -140,7 +140,7 @@ def pip(what: str, *args):
 
 # Settings of pip that say nothing about where packages come from, or which ones.
 HARMLESS = {"timeout", "retries", "disable-pip-version-check", "no-input", "no-color", "progress-bar", "quiet"}
-HARMLESS |= {"verbose", "config-file", "cache-dir", "no-warn-script-location", "root-user-action", "require-virtualenv", "user"}
+HARMLESS |= {"verbose", "config-file", "cache-dir", "no-warn-script-location", "root-user-action"}
 
 
 def settings_of_pip(listed: str) -> list[str]:
