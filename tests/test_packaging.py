@@ -41,9 +41,11 @@ def test_the_registry_finds_what_it_asks_for(project):
     assert re.fullmatch(r"\d+\.\d+\.\d+", project["project"]["version"])
     assert (ROOT / project["project"]["license"]["file"]).is_file()
     assert project["tool"]["comfy"]["requires-comfyui"] == ">=0.3.75"
-    accelerators = {"NVIDIA CUDA", "AMD ROCm", "Intel Arc", "Apple Metal"}  # the host's own list of known values
-    lines = [line for line in project["project"]["classifiers"] if line.startswith("Environment ::")]
-    assert lines and all(line.removeprefix("Environment :: GPU :: ") in accelerators for line in lines)
+
+
+def test_no_accelerator_is_claimed_that_nobody_tried(project):
+    """The host reads these lines. Where docs/precision.md says that a GPU was tried, one may stand here."""
+    assert not [line for line in project["project"]["classifiers"] if line.startswith("Environment ::")]
 
 
 def test_sources_hold_nothing_that_a_windows_console_cannot_show():
