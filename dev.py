@@ -82,8 +82,8 @@ def check_own_host(path: Path) -> Path:
 # ------------------------------------------------------------------------------------------------------------ the steps
 
 
-def run_logged(what: str, command: list):
-    """Run a step with its output in the log; on failure the reason in one sentence."""
+def run_logged(what: str, command: list, *, may_fail: bool = False) -> bool:
+    """Run a step with its output in the log; on failure the reason in one sentence, or False where it may fail."""
     print(f"  {what} ", end="", flush=True)
     began = time.monotonic()
     start = LOG.stat().st_size if LOG.exists() else 0
@@ -97,11 +97,12 @@ def run_logged(what: str, command: list):
                 except subprocess.TimeoutExpired:
                     print(".", end="", flush=True)
     print(f" {time.monotonic() - began:.0f} s")
-    if code:
+    if code and not may_fail:
         with open(LOG, encoding="utf-8", errors="replace") as log:
             log.seek(start)
             said = log.read()
         fail(f"{explain(said)} (while: {what}). All of its output is in {LOG}.")
+    return code == 0
 
 
 def explain(said: str) -> str:
@@ -135,6 +136,41 @@ def make_venv():
 
 def pip(what: str, *args):
     run_logged(what, [PYTHON, "-m", "pip", "--disable-pip-version-check", "--no-input", *args])
+
+
+# Settings of pip that say nothing about where packages come from, or which ones.
+HARMLESS = {"timeout", "retries", "disable-pip-version-check", "no-input", "no-color", "progress-bar", "quiet"}
+HARMLESS |= {"verbose", "config-file", "cache-dir", "no-warn-script-location", "root-user-action"}
+
+
+def settings_of_pip(listed: str) -> list[str]:
+    """The settings in what `pip config list` prints that uv, which reads none of them, would have to obey too."""
+    found = {line.partition("=")[0].rpartition(".")[2].strip("'\" ") for line in listed.splitlines() if "=" in line}
+    return sorted(name for name in found if name.replace("_", "-") not in HARMLESS)
+
+
+def get_uv() -> bool:
+    """uv in our own environment, which installs in a fraction of pip's time; False where pip has to do it."""
+    pip_config = [PYTHON, "-m", "pip", "config", "list"]
+    asked = subprocess.run(pip_config, capture_output=True, text=True, encoding="utf-8", errors="replace")
+    settings = settings_of_pip(asked.stdout) if asked.returncode == 0 else ["pip config list fails"]
+    if settings:
+        print(f"  pip installs, not uv: this machine's pip has settings of its own ({', '.join(settings)}).")
+        return False
+    command = [PYTHON, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "uv"]
+    with open(LOG, "a", encoding="utf-8") as log:
+        return subprocess.run(list(map(str, command)), stdout=log, stderr=log).returncode == 0
+
+
+def install_packages(*args):
+    """One call, so that the resolver sees everything at once and no package is installed twice."""
+    what = "torch and all the rest"
+    if get_uv():
+        command = [PYTHON, "-m", "uv", "pip", "install", "--no-progress", "--python", PYTHON, *args]
+        if run_logged(f"{what}, by uv", command, may_fail=True):
+            return
+        print("  uv could not; pip tries.")
+    pip(what, "install", "--no-compile", *args)
 
 
 def get_host(host: Path):
@@ -220,10 +256,9 @@ def install(host: Path, own: str | None):
         get_host(host)
     listed = STATE / "requirements-host.txt"
     listed.write_text(host_requirements(host), encoding="utf-8")
-    files = [listed, ROOT / "requirements.txt", ROOT / "requirements-dev.txt"]
+    files = [listed, ROOT / "requirements.txt", ROOT / "requirements-dev.txt"]  # the latter brings the extras
     INSTALLING.touch()
-    # One call, so that the resolver sees everything at once and no package is installed twice.
-    pip("torch and all the rest", "install", *TORCH, *(part for file in files for part in ("-r", file)))
+    install_packages(*TORCH, *(part for file in files for part in ("-r", file)))
     INSTALLING.unlink()
     STAMP.write_text(fingerprint(host, own), encoding="utf-8")
     print(f"Set up in {time.monotonic() - began:.0f} s.", flush=True)
@@ -246,7 +281,7 @@ def is_done(host: Path, own: str | None) -> bool:
 def fingerprint(host: Path, own: str | None) -> str:
     """A hash over all that decides what gets installed."""
     parts = [*TORCH, host_requirements(host), str(host) if own else CARRIER]
-    parts += [(ROOT / name).read_text(encoding="utf-8") for name in ("requirements.txt", "requirements-dev.txt")]
+    parts += [file.read_text(encoding="utf-8") for file in sorted(ROOT.glob("requirements*.txt"))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -267,10 +302,21 @@ def demo(host: Path) -> int:
 
 
 def bring_chromium():
-    """The browser of the front-end tests, where we may install one (Debian, as root); elsewhere they are skipped."""
+    """The browser of the front-end tests, where we may install one (Debian, as root); elsewhere they are skipped.
+
+    It is the one thing that is installed outside of .dev/: it is said before, and REF2V_BROWSER=no leaves it out.
+    """
     if any(map(shutil.which, BROWSERS)) or not shutil.which("apt-get") or os.geteuid() != 0:
         return
-    print("Installing Chromium for the front-end tests ...", flush=True)
+    if os.environ.get("REF2V_BROWSER", "").lower() in ("no", "0", "false"):
+        print("No browser is installed, as REF2V_BROWSER says: the front-end tests will be skipped.", flush=True)
+        return
+    print(
+        "The front-end tests need a browser, and there is none. You are root on a system with apt, so Chromium is "
+        "now installed for the whole system (`apt-get update`, `apt-get install chromium`). REF2V_BROWSER=no leaves it "
+        "out.",
+        flush=True,
+    )
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     for step in (["update"], ["install", "-y", "--no-install-recommends", "chromium"]):
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}

@@ -6,6 +6,7 @@ import datetime
 import os
 import platform
 from collections.abc import Iterable, Sequence
+from math import comb, inf
 from pathlib import Path
 from statistics import median
 
@@ -17,6 +18,22 @@ RESULTS = Path(__file__).with_name("RESULTS.md")
 def spread(values: Sequence[float], digits: int = 3) -> str:
     """ "median (min..max)" of the repetitions."""
     return f"{median(values):.{digits}f} ({min(values):.{digits}f}..{max(values):.{digits}f})"
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the median, free of any assumption about how the values are spread.
+
+    By order statistics: the narrowest two of the sorted values between which the true median lies in at least 95 of
+    100 such series (David & Nagaraja 2003, 7.1). The ends are infinite where there are fewer than six values.
+    """
+    ordered, count = sorted(values), len(values)
+    below, outside = 0, 0.5**count  # P(at most `below` of the values lie under the median)
+    while outside <= 0.025:
+        below += 1
+        outside += comb(count, below) * 0.5**count
+    if below == 0:
+        return -inf, inf
+    return ordered[below - 1], ordered[count - below]
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

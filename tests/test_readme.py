@@ -38,3 +38,11 @@ def test_architecture_names_files_that_exist():
     assert len(named) > 20
     for name in named:
         assert (ROOT / name).is_file(), name
+
+
+@pytest.mark.parametrize("page", ["docs/pitfalls.md", "docs/zh/pitfalls.md"])
+def test_a_test_that_is_named_as_holding_a_statement_is_there(page):
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / page).read_text(encoding="utf-8")))
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "core").rglob("test_*.py"))
+    assert len(named) > 10
+    assert not {name for name in named if f"def {name}(" not in sources}

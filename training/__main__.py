@@ -1,4 +1,8 @@
-"""python -m training train --config run.json | export --run FOLDER --out FILE | estimate attention --size 1344x768"""
+"""python ComfyUI-Ref2V/training train --config FILE | export --run FOLDER --out FILE | estimate attention --size WxH
+
+From any folder, with any Python: a portable build's ignores the current folder and PYTHONPATH. In the pack's folder
+`python -m training` is the same.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,21 @@ import signal
 import sys
 from pathlib import Path
 
-from .errors import BadInput, TrainingFailed
+CALLED = "python -m training"
+if not __package__:
+    # Run by its path, this folder stands first in sys.path, where `import times` or `import names` would find our
+    # modules. The pack's own folder takes its place, as `-m` has it; processes that we start get the same list.
+    here = Path(__file__).absolute().parent
+    CALLED = f"python {here}"
+    sys.path[:] = [str(here.parent) if Path(entry).absolute() == here else entry for entry in sys.path]
+    __package__ = here.name  # of the relative imports below
+
+from .errors import BadInput, TrainingFailed  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 0 done, 1 a sentence on stderr, 130 stopped by the user."""
-    parser = argparse.ArgumentParser(prog="python -m training", description="The Ref2V training core, without ComfyUI.")
+    parser = argparse.ArgumentParser(prog=CALLED, description="The Ref2V training core, without ComfyUI.")
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("train", help="train a refiner from a dataset folder")
     train.add_argument("--config", type=Path, required=True, help="JSON of training.config.TrainConfig")

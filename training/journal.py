@@ -12,20 +12,19 @@ from .whole_file import write_whole
 
 
 class Journal:
-    """Appends to `<run>/metrics.jsonl` and `<run>/tensorboard/`.
+    """Appends to `<run>/metrics.jsonl` and, where the package tensorboard works, to `<run>/tensorboard/`.
+
+    without_board: why there is no `tensorboard/`, or "". metrics.jsonl is whole either way.
 
     On resume the lines after the resumed step are dropped, so that the file reads like one uninterrupted run.
     """
 
     def __init__(self, folder: Path, resume_step: int):
-        # tensorboard alone takes about a second to import; nobody who only samples should pay for it
-        from torch.utils.tensorboard import SummaryWriter
-
         self.path = folder / "metrics.jsonl"
         self.lines: list[dict[str, Any]] = [line for line in read(self.path) if line["step"] <= resume_step]
         write_whole(self.path, "".join(json.dumps(line) + "\n" for line in self.lines))
         self._file = open(self.path, "a")  # noqa: SIM115 open as long as the run
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=resume_step + 1)
+        self._board, self.without_board = _open_board(folder / "tensorboard", resume_step + 1)
 
     def write(self, step: int, **values: float) -> None:
         # JSON knows no infinity: the gradient norm of a step that fp16 skipped becomes null
@@ -33,8 +32,9 @@ class Journal:
         self.lines.append(line)
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
-        for name, value in values.items():
-            self._board.add_scalar(name, value, step)
+        if self._board is not None:
+            for name, value in values.items():
+                self._board.add_scalar(name, value, step)
 
     def has(self, step: int, name: str) -> bool:
         """Whether a quantity was written at a step."""
@@ -59,7 +59,23 @@ class Journal:
         try:
             self._file.close()
         finally:
-            self._board.close()
+            if self._board is not None:
+                self._board.close()
+
+
+def _open_board(folder: Path, first_step: int) -> tuple[Any, str]:
+    """(TensorBoard's writer, "") or (None, why there is none)."""
+    # tensorboard alone takes about a second to import; nobody who only samples should pay for it
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ModuleNotFoundError as error:
+        if error.name not in ("tensorboard", None):
+            return None, f"No files for TensorBoard: it needs the package {error.name}, which is not installed."
+        return None, "No files for TensorBoard: the package tensorboard is not installed. metrics.jsonl has it all."
+    except Exception as error:  # a protobuf or numpy that it does not fit raises AttributeError, TypeError, ...
+        words = (str(error).splitlines() or [""])[0][:200]
+        return None, f"No files for TensorBoard: the package tensorboard is broken ({type(error).__name__}: {words})."
+    return SummaryWriter(str(folder), purge_step=first_step), ""
 
 
 def _series(lines: list[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:

@@ -209,6 +209,8 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         memory = MemoryLog(folder.path, step, plan.total_steps, lambda: memory_of(plan.device))
         page = RunPage(folder.path, config, plan, data, journal, memory)
         folder.set_status("running", step, plan.total_steps)
+        if journal.without_board:
+            observer.on_message(journal.without_board)
         for sentence in resumed_sentences(resumed, plan.total_steps, plan.device, journal) if resumed else ():
             observer.on_message(sentence)
         while True:

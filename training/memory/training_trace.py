@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..config import LoRAConfig
 from ..errors import BadInput
+from ..packages import needed
 from ..refiner import flow
 from ..refiner.lora import add_adapters, choose_adapters
 from ..refiner.unet import PRESETS, UNetConfig, build_unet, call_unet
@@ -222,7 +223,8 @@ class attention_of:  # noqa: N801
         self.net, self.name, self.kernel = net, name, None
 
     def __enter__(self) -> None:
-        from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
+        with needed("diffusers", "The estimate"):
+            from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         self.before = self.net.attn_processors

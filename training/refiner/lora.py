@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import BadInput, first_error
+from ..packages import needed, require
 from .file import LORA, open_safetensors, save_tensors
 from .unet import UNetConfig, build_unet
 
@@ -84,6 +85,7 @@ def choose_adapters(lora: LoRAConfig, shape: UNetConfig) -> Adapters:
     import torch
     from torch import nn
 
+    require("peft", "LoRA")  # before a run has a folder
     with torch.device("meta"):
         net = build_unet(shape)
     there = {name: layer for name, layer in net.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))}
@@ -117,11 +119,13 @@ def _ends_with(name: str, end: str) -> bool:
 
 def add_adapters(net: nn.Module, adapters: Adapters) -> None:
     """Put them into a network, in place: from then on they alone ask for gradients. Draws A from torch's generator."""
-    from peft import LoraConfig, inject_adapter_in_model
+    with needed("peft", "LoRA"):
+        from peft import LoraConfig, inject_adapter_in_model
 
     # one expression that has to fit the whole name: peft would take entries of a list as endings
     layers = "|".join(re.escape(name) for name in adapters.layers)
-    inject_adapter_in_model(LoraConfig(r=adapters.rank, lora_alpha=adapters.alpha, target_modules=layers), net)
+    with needed("peft", "LoRA"):  # it imports its quantizers only here
+        inject_adapter_in_model(LoraConfig(r=adapters.rank, lora_alpha=adapters.alpha, target_modules=layers), net)
 
 
 def merge(weights: dict[str, Tensor], trained: dict[str, Tensor], adapters: Adapters) -> dict[str, Tensor]:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from ..packages import needed
+
 if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel
     from torch import Tensor
@@ -124,7 +126,9 @@ def build_unet(
     The last convolution starts at zero, so that an untrained refiner predicts v = 0 and leaves its input as it is.
     """
     import torch
-    from diffusers import UNet2DConditionModel
+
+    with needed("diffusers", "The refiner's network"):
+        from diffusers import UNet2DConditionModel
 
     def block(kind: str, depth: int) -> str:
         return f"CrossAttn{kind}Block2D" if depth else f"{kind}Block2D"
