@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import comfy.ldm.modules.attention as host_attention
@@ -12,7 +13,7 @@ import torch
 from ...training.errors import BadInput
 from ...training.memory.chart import attention_chart, columns_chart
 from ...training.memory.estimate import CUSTOM, GIB, SIZES, AttentionEstimate, estimate_attention
-from ...training.memory.machine import Machine, planned_machine
+from ...training.memory.machine import Machine, container, planned_machine
 from ...training.memory.models import PRESETS
 from ...training.memory.training_estimate import TrainingEstimate, TrainingQuestion, estimate_training
 from .model_shapes import compute_dtype, read_model_shape
@@ -65,15 +66,23 @@ def host_machine(model: Any = None) -> Machine:
     elif model is not None:
         free += model.model_size()
     total = management.get_total_memory(device)
+    if not on_cpu:
+        return Machine(int(free), int(total), True, management.get_torch_device_name(device))
     where = "no GPU: ComfyUI runs on the CPU here, so this is the main memory"
-    return Machine(int(free), int(total), not on_cpu, where if on_cpu else management.get_torch_device_name(device))
+    limits = container()
+    if limits is not None and model is not None:  # as above
+        limits = replace(limits, free=limits.free + int(model.model_size()))
+    return Machine(int(free), int(total), False, where).inside(limits)
 
 
 def memory_fingerprint(memory_gib: float | None) -> str:
     """The host's cache may answer until the free memory has moved by a quarter GiB; never, where it does not matter."""
     if memory_gib:
         return "planned"
-    return str(comfy.model_management.get_free_memory() // (GIB // 4))
+    free = comfy.model_management.get_free_memory()
+    if comfy.model_management.get_torch_device().type == "cpu" and (limits := container()) is not None:
+        free = min(free, limits.free)
+    return str(free // (GIB // 4))
 
 
 def attention_memory(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import comfy.cldm.cldm
@@ -10,7 +9,7 @@ import torch
 
 from ...training.errors import BadInput
 from ...training.memory.attention import BACKENDS
-from ...training.memory.estimate import SIZES, in_words
+from ...training.memory.estimate import MOST_TOKENS, SIZES, in_words
 from ...training.memory.machine import Machine, planned_machine
 from ...training.memory.model_estimate import (
     DECODE,
@@ -70,10 +69,12 @@ def model_memory(
     lora, remarks = _patches(model, clip)
     if lora:
         parts["LoRA"] = lora
+    if not 0 <= text_tokens <= MOST_TOKENS:
+        raise BadInput(f"text_tokens: expected 0 (the usual number) to {MOST_TOKENS}, got {text_tokens}.")
     machine = planned_machine(memory_gib) if memory_gib else host_machine(model)
     if not machine.gpu:  # all that is connected lies in main memory already, and is about to be counted
         there = sum(total_bytes(rows) for name, rows in parts.items() if name != "MODEL")
-        machine = replace(machine, free=machine.free + there)
+        machine = machine.with_more(there)
     chosen = host_backend(model) if backend == "auto" else backend
     traced = TracedModel(model, controls, text_tokens or shape.text)
     traced_vae = None if vae is None else TracedVAE(vae)
@@ -123,7 +124,7 @@ def batches_together(model: Any, latent: Latent, machine: Machine) -> bool:
     `machine.free` is free then (weights), so it may still decide otherwise, and need less.
 
     model: a TracedModel; or a MODEL, which answers for the clone of it that is loaded."""
-    return _host_sampling(model, latent, True) * 1.5 < machine.free
+    return _host_sampling(model, latent, True) * 1.5 < machine.believed
 
 
 def _host_sampling(model: Any, latent: Latent, cfg: bool) -> int:
@@ -146,7 +147,7 @@ def _vae_phases(
     def in_turns(shape: tuple[int, ...], reckon: Any) -> tuple[tuple[int, ...], int]:
         """The host takes as many pictures at once as it believes to fit."""
         host = int(reckon(shape, vae.vae_dtype))
-        at_once = max(1, min(shape[0], machine.free // max(1, host)))
+        at_once = max(1, min(shape[0], machine.believed // max(1, host)))
         return (at_once, *shape[1:]), host
 
     channels = latent.channels

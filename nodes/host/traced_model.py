@@ -36,7 +36,6 @@ from ...training.memory.trace import (
     attention_call,
     fake_like,
 )
-from ...training.memory.vae_attention import vae_attention_bytes
 from .precision.kept_modules import FP32Softmax
 from .precision.shell import guard_of
 from .precision.vae_split import named_layers
@@ -273,19 +272,14 @@ class TracedVAE:
                 part.optimized_attention = self._attend
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        stand_in, tokens = self._stand_in, q.shape[2:].numel()
-        held = stand_in.meter.live - stand_in.meter.labels[WEIGHTS]
-        call = AttentionCall(
-            q.shape[0], 1, tokens, tokens, q.shape[1], q.element_size(),
-            gpu=stand_in.machine.gpu, half_math=stand_in.half_math, free=max(0, stand_in.machine.free - held),
-        )  # fmt: skip
-        stand_in.closed_form(vae_attention_bytes(call, self.backend))
+        tokens = q.shape[2:].numel()
+        self._stand_in(AttentionCall(q.shape[0], 1, tokens, tokens, q.shape[1], q.element_size()))
         return torch.empty_like(q)
 
     def _trace(self, machine: Machine, half_math: bool, work: Callable[[], Any]) -> Trace:
         with torch.inference_mode(False), torch.no_grad(), self._mode, StorageMeter() as meter:
             meter.hold(WEIGHTS, [tensor for _, tensor, _ in named_weights(self._twin)])
-            self._stand_in = AttentionStandIn(meter, "pytorch", machine, half_math)
+            self._stand_in = AttentionStandIn(meter, f"VAE {self.backend}", machine, half_math)
             with _readable("vae", self.module):
                 work()
             return self._stand_in.trace()

@@ -303,6 +303,18 @@ def check_solved():
     return rows
 
 
+def check_consistent():
+    """{backend: [asked, whether it fits, the largest size said]} with a VAE, on a GPU of 2 GiB."""
+    model, vae, found = make_model("SD15", torch.bfloat16, **SD15), make_vae(torch.float32), {}
+    options = dict(size="custom", batch_size=1, frames=1, cfg=True, text_tokens=0, memory_gib=2.0, vae=vae)
+    for backend in ("basic", "sub-quadratic", "split"):
+        found[backend] = []
+        for side in (64, 1400, 1536, 16384):
+            answer = estimates.model_memory(model, width=side, height=side, backend=backend, **options)
+            found[backend].append([side, answer.fits, answer.largest_size])
+    return found
+
+
 def peak_resident():
     """Bytes that this process ever held in memory."""
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -379,5 +391,5 @@ def check_cost():
 
 if __name__ == "__main__":
     # "wide" and "resident" are for benchmarks/memory_estimate.py
-    names = WANTED or ["sampling", "transformers", "control", "vae", "untouched", "solved", "cost"]
+    names = WANTED or ["sampling", "transformers", "control", "vae", "untouched", "solved", "consistent", "cost"]
     write_results({name: globals()[f"check_{name}"] for name in names})

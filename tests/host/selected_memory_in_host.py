@@ -145,6 +145,26 @@ def check_vaes():
     return found
 
 
+def check_clips():
+    """{selection: [bytes said before and after it has encoded, bytes of what the host loads for it]}."""
+    import clip_families
+
+    select = pack("nodes.host.precision.clip").select_clip_precision
+    model, source, found = make_model("SD15", torch.float32, **SD15), clip_families.host_clip("SDXL"), {}
+    for name, chosen in {
+        "as loaded": None,
+        "storage": ("clip_l", "fp32", "default"),
+        "compute": ("clip_g", "default", "bf16"),
+        "both": ("all", "bf16", "bf16"),
+    }.items():
+        clip = source if chosen is None else select(source, *chosen).clip
+        said_of = [sum(row.size for row in estimate(model, clip=clip).parts["CLIP"])]
+        clip.encode_from_tokens(clip_families.tokens_of("SDXL"))
+        said_of.append(sum(row.size for row in estimate(model, clip=clip).parts["CLIP"]))
+        found[name] = [*said_of, comfy.model_management.module_size(clip.patcher.model)]
+    return found
+
+
 def check_cancel():
     """How a cancel during an estimate ends, at the host's own look and in the middle of a trace."""
     cancelled = comfy.model_management.InterruptProcessingException
@@ -162,5 +182,5 @@ def check_cancel():
 
 
 if __name__ == "__main__":
-    names = ["models", "softmax", "vaes", "cancel"]
+    names = ["models", "softmax", "vaes", "clips", "cancel"]
     write_results({name: globals()[f"check_{name}"] for name in names})

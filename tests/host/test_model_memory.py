@@ -62,6 +62,13 @@ def test_what_is_said_to_fit_fits_and_a_bit_more_does_not(results):
     assert {entry[0] for entry in results["solved"]} == {True, False}
 
 
+def test_the_largest_size_is_the_same_whatever_was_asked(results):
+    for backend, rows in results["consistent"].items():
+        said = {tuple(size) for asked, fits, size in rows if not (fits and size == [asked, asked])}
+        assert len(said) == 1 and min(said.pop()) > 64, (backend, rows)
+        assert {fits for _, fits, _ in rows} == {True, False}
+
+
 def test_an_estimate_of_sdxl_allocates_less_than_200_mb(results):
     found = results["cost"]
     assert found["weights"] == 2_567_463_684 * 2

@@ -54,5 +54,12 @@ def test_a_selected_or_guarded_vae_never_needs_more_than_was_said(results):
             assert got <= said <= 1.15 * got, (name, said / got)
 
 
+def test_a_selected_clip_is_counted_as_it_is_kept(results):
+    assert len(results["clips"]) == 4
+    for name, found in results["clips"].items():
+        assert len(set(found)) == 1, (name, found)
+    assert len({found[0] for found in results["clips"].values()}) == 3  # to compute in another dtype copies nothing
+
+
 def test_a_cancel_during_an_estimate_cancels_and_blames_no_network(results):
     assert results["cancel"] == ["cancelled", "cancelled", "PASSED"]

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..errors import BadInput
 from .attention import BACKENDS, MEASURED, Peak, attention_peak
 from .machine import GIB, Machine
-from .models import Latent, Layer, ModelShape
+from .models import LARGEST_SIDE, Latent, Layer, ModelShape
 
-__all__ = ["CUSTOM", "DTYPES", "SIZES", "AttentionEstimate", "estimate_attention", "in_words"]
+__all__ = [
+    "CUSTOM",
+    "DTYPES",
+    "MOST_TOKENS",
+    "SIZES",
+    "AttentionEstimate",
+    "estimate_attention",
+    "in_words",
+    "last_that_fits",
+]
 
 DTYPES = {"fp32": 4, "bf16": 2, "fp16": 2}
 SIZES = {
@@ -22,6 +32,20 @@ SIZES = {
 }  # fmt: skip
 CUSTOM = "custom"  # a size that is none of them
 MIB = 2**20
+MOST_TOKENS = 100_000
+
+
+def last_that_fits(fits: Callable[[int], bool], low: int, high: int) -> int:
+    """The largest n between `low` and `high`, both left out, that fits; `low`: none. It is looked for from above in
+    steps of 2 %, so what fits in between alone may be missed."""
+    beyond, n = high, high - 1
+    while n > low and not fits(n):
+        beyond, n = n, min(n - 1, n * 49 // 50)
+    n = max(n, low)
+    while beyond - n > 1:
+        middle = (n + beyond) // 2
+        n, beyond = (middle, beyond) if fits(middle) else (n, middle)
+    return n
 
 
 def in_words(size: int) -> str:
@@ -63,7 +87,7 @@ class AttentionEstimate:
     def layers(self) -> list[Layer]:
         # Split and sub-quadratic cut by what is free while the network runs. The host offloads weights as it sees fit,
         # so the most that can be free is taken: less would mean smaller chunks, and less memory than we say.
-        options = {"gpu": self.machine.gpu, "free": self.machine.free, "half_math": self.half_math}
+        options = {"gpu": self.machine.gpu, "free": self.machine.believed, "half_math": self.half_math}
         return list(self.shape.layers(self.latent, DTYPES[self.dtype], cfg=self.cfg, text=self.text, **options))
 
     def peaks(self, backend: str | None = None) -> list[Peak]:
@@ -108,13 +132,17 @@ class AttentionEstimate:
         cell = self.shape.vae
         if self.fits:
             return self.width // cell * cell, self.height // cell * cell
-        # not by bisection: split and sub-quadratic need less where they begin to cut. At most 1000 sizes are tried.
-        step = max(1, self.height // self.shape.step // 1000) * self.shape.step
-        for height in range(self.height // step * step, 0, -step):
-            width = round(self.width / self.height * height / self.shape.step) * self.shape.step
-            if width >= cell and replace(self, width=width, height=height).fits:
-                return width, height
-        return 0, 0
+        step, ratio = self.shape.step, self.width / self.height
+
+        def at(n: int) -> tuple[int, int]:
+            return round(ratio * n) * step, n * step
+
+        def fits(n: int) -> bool:
+            width, height = at(n)
+            return min(width, height) >= cell and replace(self, width=width, height=height).fits
+
+        # from the largest there is, not from the one asked about: the answer is the same for all that do not fit
+        return at(last_that_fits(fits, 0, int(LARGEST_SIDE / max(1.0, ratio)) // step + 1))
 
     @property
     def verdict(self) -> str:
@@ -222,8 +250,8 @@ def estimate_attention(
     backend = auto if backend == "auto" else backend
     if backend not in BACKENDS:
         raise BadInput(f"backend: expected auto or one of {', '.join(BACKENDS)}, got {backend!r}.")
-    if not 0 <= text <= 100_000:
-        raise BadInput(f"text: expected 0 (the usual number of tokens) to 100000, got {text}.")
+    if not 0 <= text <= MOST_TOKENS:
+        raise BadInput(f"text: expected 0 (the usual number of tokens) to {MOST_TOKENS}, got {text}.")
     if weights is None:
         weights = shape.parameters * DTYPES[dtype]
     made = AttentionEstimate(

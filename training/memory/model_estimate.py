@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from .attention import MEASURED
-from .estimate import in_words
+from .estimate import in_words, last_that_fits
 from .machine import Machine, overhead
 from .models import LARGEST_SIDE, Latent, ModelShape
 from .phases import Phase, Verdict, judge, table_of
@@ -17,6 +18,7 @@ __all__ = ["DECODE", "DECODE_TILED", "ENCODE", "ENCODE_TILED", "NOT_COUNTED", "S
 
 SAMPLING, DECODE, DECODE_TILED = "sampling", "VAE decode", "decode in tiles"
 ENCODE, ENCODE_TILED = "VAE encode", "encode in tiles"
+_TURNS = 24  # traces at most in looking for the largest that fits; three or four are usual
 
 NOT_COUNTED = (
     "Not counted: the text encoder's activations (some MiB for CLIP), attention masks, what other nodes hook into the",
@@ -86,39 +88,43 @@ class ModelEstimate:
         width, height = self.largest_size
         if not width:
             return f"does not fit, nor does any smaller size ({counted})"
-        return f"does not fit; {width}x{height} is the largest of this shape that does ({counted})"
+        most = "is the largest of this shape that does" if self.exact else "does, and perhaps a larger one like it"
+        return f"does not fit; {width}x{height} {most} ({counted})"
 
     # ---- solving -----------------------------------------------------------------------------------------------
 
     def _area(self, latent: Latent) -> float:
-        """The most by which the tokens of any level grow from the traced size to this one, per picture."""
+        """The most by which the tokens of any level grow from the traced size to this one, per picture; or the least by
+        which they shrink."""
         patch = self.shape.patch[1]
         deepest = max((level.shrink for level in self.shape.levels), default=3)  # a UNet attends in its middle
         steps = [2**shrink for shrink in range(deepest + 1)] if patch == 1 else [patch]
-        return max(
+        ratios = [
             latent.frames * -(-latent.height // step) * -(-latent.width // step)
             / (self.latent.frames * -(-self.latent.height // step) * -(-self.latent.width // step))
             for step in steps
-        )  # fmt: skip
+        ]  # fmt: skip
+        return max(ratios) if max(ratios) > 1 else min(ratios)
 
     def _grown_fits(self, latent: Latent) -> bool:
         area, batch = self._area(latent), latent.batch / self.latent.batch
-        # tiles stay as they are, however large the picture
-        most = max(
-            phase.working if phase.name == DECODE_TILED else phase.trace.grown(area, batch) for phase in self.needed
+        larger = area * batch > 1
+        most = max(  # tiles stay as they are, however large the picture
+            phase.working if phase.name == DECODE_TILED and larger else phase.trace.grown(area, batch)
+            for phase in self.needed
         )
         return judge(most, self.weights, self.machine).fits
-
-    def _fits_at(self, latent: Latent) -> bool:
-        """For smaller ones the estimate that was made does not bound them, so they are traced."""
-        if self.trace_at is None:
-            return self._grown_fits(latent)
-        there = replace(self, latent=latent, phases=self.trace_at(latent), trace_at=None)
-        return all(there.judged(phase).fits for phase in there.needed)
 
     @property
     def fits(self) -> bool:
         return self.judged(self.peak).fits
+
+    @property
+    def exact(self) -> bool:
+        """Whether what fits is monotone, so that the largest is known. Attention that is cut by what is free needs less
+        where it begins to be cut smaller: there is always one more size that might fit.
+        """
+        return self.backend not in ("split", "sub-quadratic")
 
     def _resized(self, height: int) -> Latent:
         """The latent of this height in cells, in the shape asked for."""
@@ -129,21 +135,14 @@ class ModelEstimate:
     @cached_property
     def largest_size(self) -> tuple[int, int]:
         """(width, height) in pixels of the largest picture of this shape that fits, (0, 0): none."""
-        cell, step, asked = self.shape.vae, self.shape.patch[1], self.latent.height
-        if self.fits:
-            most = _last(
-                lambda n: self._grown_fits(self._resized(asked + n * step)), (LARGEST_SIDE // cell - asked) // step
-            )
-            found = self._resized(asked + most * step) if most else self.latent
-            return found.width * cell, found.height * cell
-        height = asked // step * step
-        for _ in range(8):  # each round traces; the guess is near, since nearly all grows with the area
-            height = _last(lambda n: self._grown_fits(self._resized(n * step)), (height - 1) // step) * step
-            if height < step:
-                break
-            if self._fits_at(found := self._resized(height)):
-                return found.width * cell, found.height * cell
-        return 0, 0
+        cell, step, asked = self.shape.vae, self.shape.patch[1], self.latent
+        longer = max(1.0, asked.width / asked.height)
+        most = self._largest(lambda n: self._resized(n * step), int(LARGEST_SIDE / longer) // cell // step)
+        if self.fits and most * step <= asked.height:
+            found = asked
+        else:
+            found = self._resized(most * step)
+        return (found.width * cell, found.height * cell) if found.height else (0, 0)
 
     @cached_property
     def largest_batch(self) -> int:
@@ -158,14 +157,32 @@ class ModelEstimate:
 
     def _most(self, field: str, limit: int) -> int:
         asked = getattr(self.latent, field)
-        if self.fits:
-            return asked + _last(lambda n: self._grown_fits(replace(self.latent, **{field: asked + n})), limit - asked)
-        found = asked
-        for _ in range(8):
-            found = _last(lambda n: self._grown_fits(replace(self.latent, **{field: n})), found - 1)
-            if found < 1 or self._fits_at(replace(self.latent, **{field: found})):
-                return max(found, 0)
-        return 0
+        if asked == 1 and not self.fits:
+            return 0
+        found = self._largest(lambda n: replace(self.latent, **{field: n}), limit)
+        return max(found, asked) if self.fits else found
+
+    def _largest(self, at: Callable[[int], Latent], limit: int) -> int:
+        """The largest n of 1..limit for which `at(n)` fits, 0: none. The same whatever size was asked about, since it
+        starts at the limit: one that does not fit is traced and scaled down to the largest that should, until one does.
+        """
+        if self.trace_at is None:
+            return last_that_fits(lambda n: self._grown_fits(at(n)), 0, limit + 1)
+        low, high, guess, above = 0, limit + 1, limit, None
+        for turn in range(_TURNS):
+            there = replace(self, latent=at(guess), phases=self.trace_at(at(guess)), trace_at=None)
+            if there.fits:
+                low = last_that_fits(lambda n, there=there: there._grown_fits(at(n)), guess, high)
+            else:
+                high, above = guess, there
+            if high - low < 2:
+                break
+            guess = last_that_fits(lambda n, above=above: above._grown_fits(at(n)), low, high)
+            if guess == low and (self.exact or 2 * high < 3 * low):
+                break  # scaled down, what does not fit is never more than it would be
+            if guess == low or turn > 8:  # what does not shrink with the picture makes small steps
+                guess = (low + high) // 2 if high < 2 * low else math.isqrt(max(1, low) * high)
+        return low
 
     # ---- what is said ------------------------------------------------------------------------------------------
 
@@ -211,17 +228,4 @@ class ModelEstimate:
             return "Largest that fits: none."
         words = f"Largest that fits: {width}x{height} in this shape, or batch {self.largest_batch} at this size"
         words += f", or {self.largest_frames} frames" if self.shape.frame_ratio else ""
-        return f"{words}{' (at least)' if self.fits else ''}."
-
-
-def _last(fits: Callable[[int], bool], limit: int) -> int:
-    """The largest n of 1..limit that fits, 0: none. Where fitting is not monotone, one that fits and whose double
-    does not."""
-    low, high = 0, 1
-    while high <= limit and fits(high):
-        low, high = high, high * 2
-    high = min(high, limit + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+        return f"{words}{'' if self.exact else ' (at least)'}."

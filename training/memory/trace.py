@@ -15,6 +15,7 @@ import torch
 from .attention import AttentionCall, attention_peak
 from .machine import Machine
 from .meter import StorageMeter
+from .vae_attention import vae_attention_bytes
 
 __all__ = [
     "ACTIVATIONS",
@@ -35,12 +36,14 @@ class Trace:
     """What a traced pass holds at its peak beside the weights. terms: label -> bytes.
 
     outside: the most that lives while no attention runs. moments: (what lives when an attention call begins, the call).
+    room: bytes that were free when the pass began; None: as much as one likes.
     """
 
     terms: dict[str, int]
     outside: int
     moments: tuple[tuple[int, AttentionCall], ...] = ()
     backend: str = "pytorch"
+    room: int | None = None
 
     @property
     def total(self) -> int:
@@ -49,7 +52,7 @@ class Trace:
     def grown(self, area: float, batch: float) -> int:
         """Bytes for pictures of `area` times the tokens and `batch` times as many. For factors of 1 and more it is
         never less than a trace would give: what does not grow with the picture (text, weights cast for one layer) is
-        taken to grow too."""
+        taken to grow too. So for factors below 1 it is never more, but for attention that is cut by what is free."""
         factor = area * batch
         most = self.outside * factor
         for held, call in self.moments:
@@ -59,7 +62,7 @@ class Trace:
                 batch=_up(call.batch * batch),
                 q_tokens=_up(call.q_tokens * area),
                 k_tokens=_up(call.k_tokens * area) if joint else call.k_tokens,
-                free=max(0, call.free + held - _up(held * factor)),
+                free=max(0, (call.free + held if self.room is None else self.room) - _up(held * factor)),
             )
             most = max(most, held * factor + burst(larger, self.backend))
         return _up(most)
@@ -70,7 +73,9 @@ def _up(value: float) -> int:
 
 
 def burst(call: AttentionCall, backend: str) -> int:
-    """What an attention call allocates beside its inputs."""
+    """What an attention call allocates beside its inputs. backend: one of BACKENDS, or "VAE " and one of a VAE's."""
+    if backend.startswith("VAE "):
+        return vae_attention_bytes(call, backend.removeprefix("VAE "))
     return attention_peak(call, backend).total - call.inputs
 
 
@@ -91,24 +96,21 @@ class AttentionStandIn:
         """Count one call; its inputs are alive, its output is not yet made."""
         held = self.meter.live - self.meter.labels[WEIGHTS]
         # what the activations hold is not free when the call is made, whatever the host does with the weights
-        free = max(0, self.machine.free - held)
+        free = max(0, self.machine.believed - held)
         call = replace(call, gpu=self.machine.gpu, half_math=self.half_math, free=free)
         self.meter.burst(ATTENTION, burst(call, self.backend))
         alike = replace(call, free=0)
         if held >= self.moments.get(alike, -1):
             self.moments[alike] = held
 
-    def closed_form(self, size: int) -> None:
-        """Count `size` bytes of an attention that is none of BACKENDS (a VAE's)."""
-        self.meter.burst(ATTENTION, size)
-
     def trace(self) -> Trace:
         """What was counted so far."""
         terms = {label: size for label, size in self.meter.terms.items() if label != WEIGHTS}
         moments = tuple(
-            (held, replace(call, free=max(0, self.machine.free - held))) for call, held in self.moments.items()
+            (held, replace(call, free=max(0, self.machine.believed - held))) for call, held in self.moments.items()
         )
-        return Trace(terms, self.meter.peak_without_burst - self.meter.labels[WEIGHTS], moments, self.backend)
+        outside = self.meter.peak_without_burst - self.meter.labels[WEIGHTS]
+        return Trace(terms, outside, moments, self.backend, self.machine.believed)
 
 
 def attention_call(

@@ -17,6 +17,7 @@ import torch
 from comfy_execution.utils import get_executing_context
 
 from ....training.errors import BadInput
+from ....training.memory.machine import container
 from ....training.precision.dtypes import dtype_name
 from ....training.precision.guard import BadLayer, FirstBadLayer, is_finite, tensors
 from ..progress import show_text
@@ -149,6 +150,8 @@ def check_room(module: torch.nn.Module) -> None:
     """BadInput when an FP32 copy of `module` does not fit into the memory that is free."""
     needed = 4 * sum(weight.numel() for weight in module.parameters())
     free = comfy.model_management.get_free_memory(torch.device("cpu"))
+    if (limits := container()) is not None:
+        free = min(free, limits.free)
     if needed > free:
         raise BadInput(
             f"its FP32 copy takes {needed / 2**30:.1f} GiB of memory and {free / 2**30:.1f} GiB are free; choose a "
