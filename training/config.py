@@ -6,11 +6,21 @@ Errors name the field: "optimizer.learning_rate: Input should be greater than 0 
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from .errors import BadInput
 from .optim.adamw import Moments, Rounding, RoundingChoice
@@ -21,6 +31,7 @@ from .start_file import start_file_hash
 from .suggest import complaint
 
 Precision = Literal["fp32", "bf16", "fp16", "pure_bf16"]
+MOST = 2**63
 MOST_RANK = 1024  # of LoRA
 MOST_LOW_SUMS = 64  # gradients that add up in bfloat16: the 257th of equal size would change nothing
 
@@ -35,7 +46,32 @@ PlainPath = Annotated[Path, AfterValidator(_without_zero_byte)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    """Fields of one kind. No number of theirs is infinite, no number at all, or too large to be meant."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_a_number_one_can_mean(cls, value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, dict) or info.field_name == "shape":  # sections look at their own fields
+            for number in _numbers_in(value):
+                if isinstance(number, float) and not math.isfinite(number):
+                    raise ValueError("must be a finite number")
+                if abs(number) >= MOST:
+                    raise ValueError(f"must be a number below 2^63, got one of {_digits(number)} digits")
+        return value
+
+
+def _numbers_in(value: Any) -> list[int | float]:
+    """Those in it, however deep they lie in lists and dictionaries."""
+    if isinstance(value, (list, tuple, dict)):
+        return [number for one in (value.values() if isinstance(value, dict) else value) for number in _numbers_in(one)]
+    return [value] if isinstance(value, (int, float)) and not isinstance(value, bool) else []
+
+
+def _digits(number: int | float) -> int:
+    """Of its whole part, about; str() refuses those of more than 4,300."""
+    return int(int(abs(number)).bit_length() * math.log10(2)) + 1
 
 
 class RefinerConfig(Section):
@@ -180,6 +216,7 @@ class TrainConfig(Section):
     precision: Precision = "fp32"
     gradient_checkpointing: bool = Field(False, description="compute activations twice instead of keeping them")
     device: str = Field("auto", description="auto = the first GPU, else the CPU")
+    deterministic: bool = Field(False, description="equal bytes on a GPU too, for some time; on a CPU they always are")
     seed: int = Field(0, ge=0, lt=2**63)
     keep_checkpoints: int = Field(2, ge=1)
     keep_best: bool = Field(True, description="keep the checkpoint of the lowest validation loss beside the newest")
@@ -326,7 +363,7 @@ ADDED_LATER = (
     "objective", "refiner.start_from", "lora", "sdxl_refiner.aesthetic_score", "sdxl_refiner.last_timestep",
     "sdxl_refiner",  # of which nothing is left then
     "flow.min_snr_gamma", "optimizer.decay_all", "optimizer.moments", "optimizer.compiled",
-    "health",  # of which nothing is part of the identity
+    "deterministic", "health",  # of which nothing is part of the identity
 )
 """Fields that came after the first runs: at their defaults they are left out of the identity, which stays theirs."""
 

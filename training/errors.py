@@ -17,8 +17,17 @@ def first_error(error) -> str:
     field = ".".join(str(part) for part in first["loc"])
     reason = first["msg"].removeprefix("Value error, ")
     value = first.get("input")
-    got = "" if isinstance(value, dict) or first["type"] == "missing" else f" (got {value!r})"
+    got = "" if isinstance(value, dict) or first["type"] == "missing" else f" (got {_short(value)})"
     return f"{field + ': ' if field else ''}{reason}{got}"
+
+
+def _short(value) -> str:
+    """A value as a sentence can hold it."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 200 else f"{text[:100]}..."
 
 
 class TrainingFailed(RuntimeError):

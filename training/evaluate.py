@@ -8,25 +8,33 @@ measured, and the pictures are the dataset's linear preview.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from . import metrics
+from .data.batches import crop_size
 from .data.shards import RefinerDataset
 from .refiner import flow
 
-STEP_COUNTS = (1, 2, 4, 8, 16)
+if TYPE_CHECKING:
+    from .config import TrainConfig
+
+STEP_COUNTS = (1, 2, 4, 8)
 FILTER_SIZE = 9
 FILTER_PAIRS, FILTER_CROP = 200, 256  # enough for 81 numbers, and a bound on the memory of the fit
 
 
 class AtWork(Protocol):
     """A network that is measured: training/refiner/model.py, training/sdxl_refiner/model.py."""
+
+    def remembering(self) -> AtWork:
+        """The same network, which is not asked twice at the state where all of a pair's walks begin."""
 
     def refine(self, b: Tensor, e: Tensor, condition: dict[str, Tensor], times: Tensor) -> Tensor: ...
     def loss_at(
@@ -39,7 +47,6 @@ class Evaluation:
     rows: dict[str, dict[str, float]]  # "base", "sharpening", "1 step", ... -> measure -> mean over the pairs
     loss_per_sigma: dict[str, float]
     pictures: list[dict[str, Tensor]] = field(repr=False)  # per pair: base, refined, target as [3, h, w] in [0, 1]
-    loss_unaveraged: float = math.nan  # of the weights beside the averaged ones, where they were asked for
 
     @property
     def loss(self) -> float:
@@ -77,14 +84,32 @@ def centre_crop(pair: dict[str, Tensor], side: int | None) -> tuple[Tensor, Tens
     return tuple(pair[name][:, top : top + h, left : left + w].contiguous() for name in ("z", "b"))  # type: ignore
 
 
-def condition_of(data: RefinerDataset, pair: dict[str, Tensor], empty: dict[str, Tensor], device) -> dict[str, Tensor]:
-    """The conditioning of one pair as a batch of one."""
-    condition = {"context": pair.get("context", empty["context"])[None].to(device)}
+def condition_of(
+    data: RefinerDataset, pairs: Sequence[dict[str, Tensor]], size: tuple[int, int], empty: dict[str, Tensor], device
+) -> dict[str, Tensor]:
+    """The conditioning of a batch of pairs. size: (height, width) in latent cells that the network is told, as in
+    training: those of what it is shown."""
+    kinds = ("context", "pooled") if "pooled" in empty else ("context",)
+    condition = {kind: torch.stack([pair.get(kind, empty[kind]) for pair in pairs]).to(device) for kind in kinds}
     if "pooled" in empty:
-        height, width = (side * data.latent["downscale"] for side in pair["z"].shape[-2:])
-        condition["pooled"] = pair.get("pooled", empty["pooled"])[None].to(device)
-        condition["time_ids"] = torch.tensor([[height, width, 0, 0, height, width]], dtype=torch.float32, device=device)
+        height, width = (side * data.latent["downscale"] for side in size)
+        told = [[height, width, 0, 0, height, width]] * len(pairs)
+        condition["time_ids"] = torch.tensor(told, dtype=torch.float32, device=device)
     return condition
+
+
+def cells_of_a_batch(config: TrainConfig, data: RefinerDataset) -> int:
+    """Latent cells of the largest batch that the run trains on: so many can be measured at once in less memory."""
+    sizes = [crop_size(data.pairs[index], config.data.crop) for index in data.train]
+    return config.data.batch_size * max((height * width for height, width in sizes), default=1)
+
+
+def batches_of(data: RefinerDataset, indices: Sequence[int], crop: int | None, cells: int) -> Iterator[list[int]]:
+    """`indices` in their order, those that follow each other and have one size after the crop together, at most `cells`
+    latent cells at once."""
+    for (height, width), alike in groupby(indices, key=lambda index: crop_size(data.pairs[index], crop)):
+        together, rest = max(1, cells // (height * width)), list(alike)
+        yield from (rest[start : start + together] for start in range(0, len(rest), together))
 
 
 def evaluate(
@@ -101,54 +126,60 @@ def evaluate(
     times_of: Callable[[int], Tensor] = flow.sigmas,
     shown_steps: int = 8,
     sharpening: bool = True,
-    unaveraged: AtWork | None = None,
+    cells: int = 0,
+    told_whole: bool = False,
     on_pair: Callable[[int, int], None] = lambda done, total: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
     """Mean measures over the pairs `indices`. The noise of pair k is a function of (seed, k), whatever the device.
 
     times_of: the sampling times of so many steps, the final 0 included.
-    unaveraged: the same network with the weights as they are in training; only its loss is measured.
+    step_counts: none measures the loss alone.
+    cells: latent cells that are measured at once, where pairs of one size follow each other; at least one pair.
+    told_whole: tell an SDXL-like network the size of the whole pair instead of the crop's.
     on_pair: told (pairs done, of how many).
     """
     pixel = is_pixel_space(data)
     on_pair(0, len(indices))
     kernel = fit_sharpening(data, crop) if pixel and sharpening else None
     totals: dict[str, dict[str, float]] = {}
-    losses, other_losses = [0.0] * len(sigmas), 0.0
-    pictures = []
-    for index in indices:
+    losses = [0.0] * len(sigmas)
+    pictures: list[dict[str, Tensor]] = []
+    done, preview = 0, data.info.get("preview")
+    for batch in batches_of(data, indices, crop, cells):
         if should_stop():
             break
-        pair = data.read(index)
-        z, b = centre_crop(pair, crop)
-        e = torch.randn(z.shape, generator=torch.Generator().manual_seed(seed + index))
-        condition = condition_of(data, pair, empty, device)
-        z1, b1, e1 = z[None].to(device), b[None].to(device), e[None].to(device)
-        answers = {"base": b}
-        if kernel is not None:
-            answers["sharpening"] = sharpen(b, kernel)
-        for steps in step_counts:
-            name = f"{steps} step{'s' if steps > 1 else ''}"
-            answers[name] = refiner.refine(b1, e1, condition, times_of(steps))[0].cpu()
-            if steps == shown_steps or (steps == step_counts[-1] and shown_steps not in step_counts):
-                shown = answers[name]
-        for name, answer in answers.items():
-            for measure, value in _measure(answer, z, b, pixel).items():
-                row = totals.setdefault(name, {})
-                row[measure] = row.get(measure, 0.0) + value
-        for k, loss in enumerate(refiner.loss_at(z1, b1, e1, condition, sigmas)):
-            losses[k] += loss
-        if unaveraged is not None:
-            other_losses += sum(unaveraged.loss_at(z1, b1, e1, condition, sigmas))
-        preview = data.info.get("preview")
-        pictures.append({n: to_picture(x, preview) for n, x in (("base", b), ("refined", shown), ("target", z))})
-        on_pair(len(pictures), len(indices))
-    count = max(len(pictures), 1)
+        pairs = [data.read(index) for index in batch]
+        cropped = [centre_crop(pair, crop) for pair in pairs]
+        z, b = (torch.stack(tensors) for tensors in zip(*cropped, strict=True))
+        e = torch.stack([
+            torch.randn(z.shape[1:], generator=torch.Generator().manual_seed(seed + index)) for index in batch
+        ])  # fmt: skip
+        size = pairs[0]["z"].shape[-2:] if told_whole else z.shape[-2:]
+        condition = condition_of(data, pairs, size, empty, device)
+        on_device = [tensor.to(device) for tensor in (z, b, e)]
+        once = refiner.remembering()
+        walked = {steps: once.refine(*on_device[1:], condition, times_of(steps)).cpu() for steps in step_counts}
+        for k, loss in enumerate(once.loss_at(*on_device, condition, sigmas)):
+            losses[k] += loss * len(batch)
+        for i in range(len(batch)) if step_counts else ():
+            answers = {"base": b[i]}
+            if kernel is not None:
+                answers["sharpening"] = sharpen(b[i], kernel)
+            answers |= {f"{steps} step{'s' if steps > 1 else ''}": walked[steps][i] for steps in step_counts}
+            for name, answer in answers.items():
+                for measure, value in _measure(answer, z[i], b[i], pixel).items():
+                    row = totals.setdefault(name, {})
+                    row[measure] = row.get(measure, 0.0) + value
+            shown = walked[shown_steps if shown_steps in walked else step_counts[-1]][i]
+            three = {"base": b[i], "refined": shown, "target": z[i]}
+            pictures.append({name: to_picture(latent, preview) for name, latent in three.items()})
+        done += len(batch)
+        on_pair(done, len(indices))
+    count = max(done, 1)
     rows = {name: {m: v / count for m, v in row.items()} for name, row in totals.items()}
     per_sigma = {f"{t:g}": loss / count for t, loss in zip(sigmas, losses, strict=True)}
-    other = math.nan if unaveraged is None else other_losses / count / len(sigmas)
-    return Evaluation(rows, per_sigma, pictures, other)
+    return Evaluation(rows, per_sigma, pictures)
 
 
 def _measure(answer: Tensor, z: Tensor, b: Tensor, pixel: bool) -> dict[str, float]:

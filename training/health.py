@@ -20,8 +20,9 @@ __all__ = ["StepHealth"]
 class StepHealth:
     """Takes a run's optimizer steps, or leaves them out, or ends the run.
 
-    A loss that is not finite ends it at once; so does a gradient, except under a loss scaler, which is there to try
-    smaller scales: then after `health.skips` in a row, or when the scale falls below `health.scale_floor`.
+    A loss or a gradient that is not finite ends it at once, except under a loss scaler, which is there to try smaller
+    scales: then after `health.skips` in a row, or when the scale falls below `health.scale_floor`. Weights that are not
+    finite end it at once in every case.
     """
 
     def __init__(self, settings: HealthConfig, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler):
@@ -40,7 +41,8 @@ class StepHealth:
         if finite:  # never left to the scaler: with its scale at 0 it lets NaN through
             self.scaler.step(self.optimizer)
         complaint = ""
-        scaled = self.scaler.is_enabled() and math.isfinite(loss)  # no smaller scale mends a loss
+        # an infinite loss of one batch passes like an infinite gradient; weights that are not finite never mend
+        scaled = self.scaler.is_enabled() and (math.isfinite(loss) or self._weights_are_finite())
         if scaled:
             self.scaler.update()
             complaint = self.scale.record(step, finite, self.scaler.get_scale())
@@ -52,6 +54,10 @@ class StepHealth:
         first = self._ask(origin, scale)
         text += f". First not finite: {first}" if first else ""
         raise TrainingFailed(f"{text}. The weights are as they were before; {kept()}.")
+
+    def _weights_are_finite(self) -> bool:
+        parameters = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+        return all(bool(parameter.detach().isfinite().all()) for parameter in parameters)
 
     @staticmethod
     def _ask(origin: Callable[[float], str], scale: float) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .config import TrainConfig
 from .data.seeds import seeded_generator
 from .data.shards import RefinerDataset
-from .evaluate import Evaluation, evaluate
+from .evaluate import Evaluation, cells_of_a_batch, evaluate
 from .objective_parts import empty_conditioning, provenance
 from .plan import Plan
 from .refiner import flow
@@ -23,6 +23,7 @@ from .refiner.model import Refiner
 from .refiner.unet import build_unet
 from .sdxl_refiner.objective import SDXLRefinerObjective
 from .times import TimesHistogram
+from .validation import MEASURES
 
 __all__ = ["Objective", "batch_loss", "choose_objective"]
 
@@ -46,10 +47,12 @@ class Objective(Protocol):
     def loss(self, net: nn.Module, batch: dict[str, Any], times: Any = None) -> tuple[Tensor, Tensor]:
         """(what to differentiate, the plain mean loss) of one micro-batch; `times` counts what was drawn."""
 
-    def evaluate(
-        self, net: nn.Module, indices: Sequence[int], *, unaveraged: nn.Module | None = None, **options: Any
-    ) -> Evaluation:
-        """Measures on the pairs `indices`; options are those of training/evaluate.py."""
+    def evaluate(self, net: nn.Module, indices: Sequence[int], *, version: int, **options: Any) -> Evaluation:
+        """Measures on the pairs `indices`, in float32; options are those of training/evaluate.py, version is
+        training/validation.py's."""
+
+    def merged(self, weights: dict[str, Tensor]) -> nn.Module:
+        """Of a LoRA run: the whole network in float32, on the run's device, with these adapters merged in."""
 
     def save(
         self, path: Path, weights: dict[str, Tensor], *, steps: int | None = None, adapters: Path | None = None
@@ -90,19 +93,26 @@ class ResidualObjective:
     ) -> tuple[Tensor, Tensor]:
         return batch_loss(self._at_work(net), self.plan, batch, self.config.seed, times)
 
-    def evaluate(
-        self, net: nn.Module, indices: Sequence[int], *, unaveraged: nn.Module | None = None, **options: Any
-    ) -> Evaluation:
+    def evaluate(self, net: nn.Module, indices: Sequence[int], *, version: int, **options: Any) -> Evaluation:
         plan, config = self.plan, self.config
         steps = len(plan.sigmas) - 1
         if plan.s == 0:
-            options["step_counts"] = (1,)  # one-shot: it was never shown a state between the two ends
+            # one-shot: it was never shown a state between the two ends
+            options["step_counts"] = (1,) if options.get("step_counts", (1,)) else ()
+        at_work = Refiner(net, plan.s, plan.c_v, plan.autocast if version < MEASURES else None)
         return evaluate(
-            self._at_work(net), self.data, indices, empty_conditioning(self.plan, self.data),
+            at_work, self.data, indices, empty_conditioning(self.plan, self.data),
             sigmas=plan.sigmas[:-1], crop=config.validation.crop, seed=config.seed, device=plan.device,
-            unaveraged=self._at_work(unaveraged) if unaveraged is not None else None,
+            cells=cells_of_a_batch(config, self.data), told_whole=version < MEASURES,
             **{"shown_steps": steps, **options},
         )
+
+    def merged(self, weights: dict[str, Tensor]) -> nn.Module:
+        plan = self.plan
+        with torch.device("meta"):
+            net = build_unet(plan.unet)
+        net.load_state_dict(merge(plan.start.weights(), weights, plan.adapters), assign=True)
+        return nn.Module.to(net, plan.device).eval().requires_grad_(False)
 
     def save(
         self, path: Path, weights: dict[str, Tensor], *, steps: int | None = None, adapters: Path | None = None

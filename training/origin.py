@@ -10,7 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-__all__ = ["FirstBadGradient", "find_origin"]
+from .errors import BadInput
+
+__all__ = ["FirstBadGradient", "find_origin", "refuse_without_gradient"]
 
 
 class Found(Protocol):
@@ -107,3 +109,39 @@ def _gradient_norm(net: nn.Module, name: str) -> float:
     """L2 norm of the gradients of a layer's parameters; 0 for a layer without any."""
     gradients = [p.grad.float().flatten() for p in net.get_submodule(name).parameters() if p.grad is not None]
     return float(torch.cat(gradients).norm()) if gradients else 0.0
+
+
+def refuse_without_gradient(net: nn.Module, parameters: dict[str, nn.Parameter], step: int) -> None:
+    """BadInput where a backward pass left trained parameters without a gradient: they would stay as they are, unsaid.
+
+    parameters: what is trained, by name. Most often a kernel without backward stands where attention is computed.
+    """
+    without = [name for name, parameter in parameters.items() if parameter.grad is None]
+    if not without:
+        return
+    cause = ""
+    if functions := _replaced_attention(net):
+        cause = (
+            f": attention is computed by {', '.join(functions)}, put there by another program, and that gives no "
+            "gradient; take it out for training"
+        )
+    raise BadInput(
+        f"Step {step}: expected a gradient for each of {len(parameters)} trained parameters, got none for "
+        f"{len(without)}, the first {', '.join(without[:3])}{cause}."
+    )
+
+
+def _replaced_attention(net: nn.Module) -> list[str]:
+    """What is called for attention in the place of torch's and diffusers' own functions."""
+    attention = torch.nn.functional.scaled_dot_product_attention
+    found = {} if attention is torch._C._nn.scaled_dot_product_attention else {_name_of(attention): None}
+    for layer in net.modules():
+        processor = getattr(layer, "processor", None)
+        kind = processor if hasattr(processor, "__qualname__") else type(processor)
+        if processor is not None and not str(kind.__module__).startswith("diffusers."):
+            found[_name_of(kind)] = None
+    return list(found)
+
+
+def _name_of(function: Any) -> str:
+    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', type(function).__name__)}"

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from .config import TrainConfig
 from .data.shards import RefinerDataset
 from .errors import BadInput, first_error
+from .optim.schedule import warmup_cosine
 from .precision.advice import training_advice
 from .refiner import flow
 from .refiner.lora import Adapters, choose_adapters
@@ -103,6 +104,8 @@ def make_plan(config: TrainConfig, data: RefinerDataset, micro_per_epoch: int) -
             "work"
         )
     total_steps = math.ceil(config.epochs * micro_per_epoch / config.data.accumulation)
+    horizon = config.optimizer.horizon_steps or total_steps
+    choices += _warmup_remark(config, total_steps, horizon)
     return Plan(
         unet=unet,
         size=size,
@@ -117,7 +120,7 @@ def make_plan(config: TrainConfig, data: RefinerDataset, micro_per_epoch: int) -
         on_grid=on_grid,
         micro_per_epoch=micro_per_epoch,
         total_steps=total_steps,
-        horizon=config.optimizer.horizon_steps or total_steps,
+        horizon=horizon,
         start=start,
         adapters=adapters,
         choices=choices,
@@ -135,6 +138,18 @@ def _crop_remark(crop: int | None, data: RefinerDataset) -> list[str]:
         return [f"crop {crop} is larger than every picture (the largest has {height} x {width} cells): they are whole"]
     short = sum(min(size) < crop for size in sizes)
     return [f"crop {crop}: {short} of {len(sizes)} pairs are shorter on a side, and whole there"]
+
+
+def _warmup_remark(config: TrainConfig, total: int, horizon: int) -> list[str]:
+    """What becomes of the learning rate where the run ends before its warm-up does."""
+    warmup, last = config.optimizer.warmup_steps, min(total, horizon)
+    if warmup < last:
+        return []
+    share = warmup_cosine(last - 1, warmup, horizon)
+    return [
+        f"optimizer.warmup_steps {warmup} is not over when the rate is to fall, after {last} steps: the learning rate "
+        f"comes to {share:.1%} of {config.optimizer.learning_rate:g} at most; take a shorter warm-up or more steps"
+    ]
 
 
 def pace_remark(plan: Plan, first: float, step: int) -> str:
@@ -242,8 +257,8 @@ def find_device(name: str) -> torch.device | None:
     try:
         probe = torch.zeros(1, device=name)
         probe.item()  # the device "meta" holds no numbers
-    except (RuntimeError, AssertionError):
-        return None
+    except (RuntimeError, AssertionError, ImportError, AttributeError, TypeError, ValueError):
+        return None  # each backend that is not there says so in its own way; "hpu" by an ImportError
     return probe.device
 
 

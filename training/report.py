@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 from io import BytesIO
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 COLUMNS = ("base", "refined", "target")
 GAP = 4  # pixels between pictures
+BETWEEN = 16  # and between columns of rows
+SCREEN = (1920, 1080)
 ROWS = "ref2v rows"  # PNG text: [[width, height], ...] of the pictures of each row
 
 
@@ -72,13 +75,14 @@ def write(
         # without held-out pairs the figures are those of pairs that the refiner was trained on, and say so
         "evaluation": {
             "on": "held-out pairs" if held_out else "training pairs (none were held out)",
-            "precision": config.precision,
+            "precision": config.precision,  # of the training
+            "measured_in": "float32",
             **measured.as_json(),
         },
         "machine": machine_of(plan),
     }
     if measured.pictures:
-        write_whole(folder / "grid.png", as_png(grid_picture(measured.pictures)))
+        write_whole(folder / "grid.png", as_png(screen_grid(measured.pictures)))
     write_whole(folder / "loss.png", as_png(loss_picture(journal, plan.loss_of_nothing)))
     write_whole(folder / "report.json", json.dumps(report, indent=1) + "\n")
     return report
@@ -116,6 +120,35 @@ def grid_picture(pictures: list[dict[str, torch.Tensor]], columns: tuple[str, ..
             grid.paste(picture, (left, top))
             left += picture.width + GAP
         top += row[0].height + GAP
+    return grid
+
+
+def screen_grid(pictures: list[dict[str, torch.Tensor]]) -> Image:
+    """`grid_picture` in as many columns side by side as give it the shape of a screen."""
+    from PIL import Image
+
+    def columns(count: int) -> list[list[dict[str, torch.Tensor]]]:
+        height = math.ceil(len(pictures) / count)
+        return [pictures[start : start + height] for start in range(0, len(pictures), height)]
+
+    def size(column: list[dict[str, torch.Tensor]]) -> tuple[int, int]:
+        shapes = [row[COLUMNS[0]].shape[-2:] for row in column]
+        width = len(COLUMNS) * max(w for _, w in shapes) + GAP * (len(COLUMNS) - 1)
+        return width, sum(h for h, _ in shapes) + GAP * (len(shapes) - 1)
+
+    def whole(count: int) -> tuple[int, int]:
+        sizes = [size(column) for column in columns(count)]
+        return sum(w for w, _ in sizes) + BETWEEN * (len(sizes) - 1), max(h for _, h in sizes)
+
+    def too_large(count: int) -> float:
+        return max(side / of for side, of in zip(whole(count), SCREEN, strict=True))
+
+    best = min(range(1, len(pictures) + 1), key=too_large)
+    grid = Image.new("RGB", whole(best), "white")
+    left = 0
+    for column in columns(best):
+        grid.paste(grid_picture(column), (left, 0))
+        left += size(column)[0] + BETWEEN
     return grid
 
 

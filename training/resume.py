@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .errors import BadInput
 from .journal import Journal
+
+if TYPE_CHECKING:
+    from .config import TrainConfig
+    from .plan import Plan
 
 
 def loop_state(
@@ -41,23 +46,26 @@ def refuse_other_position(state: dict[str, Any], *, micro_step: int, learning_ra
         ("batch", state["sampler"]["micro_step"], micro_step),
         ("learning rate", state["schedule"]["learning_rate"], learning_rate),
     ):
-        if kept != now:
+        # the cosine of another libm differs in its last place
+        if not math.isclose(kept, now, rel_tol=1e-9):
             raise BadInput(
                 f"The checkpoint of step {state['step']} goes on with {name} {kept!r}, and this version of the program "
                 f"with {now!r}: go on with the version that began the run, or start over."
             )
 
 
-def resumed_sentences(state: dict[str, Any], total: int, device: torch.device, journal: Journal) -> list[str]:
+def resumed_sentences(state: dict[str, Any], plan: Plan, config: TrainConfig, journal: Journal) -> list[str]:
     """What a person should know about a run that was taken up."""
-    now = _made_with(device)
+    now, same = _made_with(plan.device), "the result equals an uninterrupted run's."
+    if plan.device.type != "cpu" and not config.deterministic:
+        same = "its last bits may differ from an uninterrupted run's, since sums on this device do (deterministic)."
     other = [f"{name} {kept} -> {now[name]}" for name, kept in state["made_with"].items() if now.get(name) != kept]
     exact = (
         f"under other conditions ({', '.join(other)}), so its last bits may differ from an uninterrupted run's."
         if other
-        else "the result equals an uninterrupted run's."
+        else same
     )
-    sentences = [f"Resumed at step {state['step']} of {total}; {exact}"]
+    sentences = [f"Resumed at step {state['step']} of {plan.total_steps}; {exact}"]
     missing = state["journal"]["lines"] - journal.position()["lines"]
     if missing > 0:
         sentences.append(

@@ -30,18 +30,20 @@ from .health import StepHealth
 from .journal import Journal
 from .leak_watch import LeakWatch, memory_of
 from .memory_log import MemoryLog
-from .objective import Objective, choose_objective
+from .objective import choose_objective
 from .optim.build import begin_from, build_optimizer, exact_weights
 from .optim.ema import EMA
 from .optim.schedule import warmup_cosine
-from .origin import find_origin
+from .origin import find_origin, refuse_without_gradient
 from .plan import Plan, make_plan, pace_remark
 from .precision.guard import FirstBadLayer
 from .precision.scaling import needs_scaler
+from .process_settings import run_settings
 from .report_page import PAGE, RunPage
 from .resume import loop_state, refuse_other_position, resumed_sentences
 from .run_folder import RunFolder, this_run
 from .trainables import fill, trainables
+from .validation import MEASURES, Validation
 
 
 class Observer(Protocol):
@@ -82,7 +84,8 @@ def train(
     """
     folder = RunFolder(config.run)
     try:
-        return _train(config, folder, observer or Silent(), should_stop)
+        with run_settings(config.deterministic):
+            return _train(config, folder, observer or Silent(), should_stop)
     finally:
         folder.release()
 
@@ -160,7 +163,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         epoch = plan.epoch_of(step, config.data.accumulation)
         place = loop_state(epoch=epoch, seed=config.seed, journal=journal, device=plan.device, **next_up())
         state = {"run": run, "seconds": seconds, "scaler": scaler.state_dict(), **place}
-        state |= {"health": health.state(), "times": times.state()}
+        state |= {"health": health.state(), "times": times.state(), "measures": validation.version}
         tensors = checkpoints.optimizer_tensors(optimizer, names)
         best = journal.best("validation/loss") if config.keep_best else None
         saver.save(Checkpoint(step, parameters, ema.state_dict(), tensors, state), best)
@@ -193,8 +196,11 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         saver.wait()
         return checkpoints.kept(folder.checkpoints)
 
+    validation = Validation(config, plan, data, objective, net, ema, exact, parameters)
     if resumed:
         refuse_other_position(resumed, **next_up())
+        if sentence := validation.begun_with(resumed.get("measures", 1)):
+            observer.on_message(sentence)
     batches = load_batches(source, next_up()["micro_step"], config.data.workers, plan.device)
     saver = BackgroundSaver(folder.checkpoints, config.keep_checkpoints)
     every = config.validation.every or max(1, round(plan.micro_per_epoch / config.data.accumulation))
@@ -211,13 +217,13 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         folder.set_status("running", step, plan.total_steps)
         if journal.without_board:
             observer.on_message(journal.without_board)
-        for sentence in resumed_sentences(resumed, plan.total_steps, plan.device, journal) if resumed else ():
+        for sentence in resumed_sentences(resumed, plan, config, journal) if resumed else ():
             observer.on_message(sentence)
         while True:
             # Validation comes before the step: one that a stop broke off is made up for on resume.
             due = step > 0 and step % every == 0 and data.held_out and config.validation.pictures
             if due and not should_stop() and not journal.has(step, "validation/loss"):
-                sample_picture = _validate(objective, net, ema, plan, data, config, step, journal, folder, should_stop)
+                sample_picture = validation.look(step, journal, should_stop)
                 if config.keep_best and journal.best("validation/loss") == step:
                     save()
             if should_stop():
@@ -235,6 +241,8 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
                 weighted, loss = objective.loss(net, next(batches), times)
                 scaler.scale(weighted / config.data.accumulation).backward()
                 total += float(loss / config.data.accumulation)
+            if step == began_at:
+                refuse_without_gradient(net, parameters, step + 1)
             scaler.unscale_(optimizer)
             norm = float(torch.nn.utils.clip_grad_norm_(parameters.values(), config.optimizer.clip_norm))
             saver.before_update()
@@ -266,7 +274,8 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         observer.on_message(f"Trained. Measuring {'the held-out' if data.held_out else 'some training'} pairs.")
         saved = objective.saved(folder.refiner, ema.net)
         measured = objective.evaluate(
-            saved, data.held_out or data.train[:4], on_pair=observer.on_measure, should_stop=should_stop
+            saved, data.held_out or data.train[:4], version=MEASURES, on_pair=observer.on_measure,
+            should_stop=should_stop,
         )
         if should_stop():  # the last step is in a checkpoint: queued again, the run goes on right here
             return stopped()
@@ -289,24 +298,6 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
 def _rate(config: TrainConfig, plan: Plan, step: int) -> float:
     """The learning rate of the step that follows `step` finished ones."""
     return config.optimizer.learning_rate * warmup_cosine(step, config.optimizer.warmup_steps, plan.horizon)
-
-
-def _validate(objective: Objective, net, ema, plan, data, config, step, journal, folder, should_stop):
-    """Measure a few held-out pairs with the averaged weights; returns the strip of pictures."""
-    measured = objective.evaluate(
-        ema.net, data.held_out[: config.validation.pictures], unaveraged=net,
-        step_counts=(len(plan.sigmas) - 1,), sharpening=False, should_stop=should_stop,
-    )
-    if should_stop():  # broken off: half of the pairs are no measure
-        return None
-    row = measured.rows[next(name for name in measured.rows if name.endswith(("step", "steps")))]
-    values = {f"validation/{name}": value for name, value in row.items()}
-    losses = {"validation/loss": measured.loss, "validation/loss_unaveraged": measured.loss_unaveraged}
-    path = folder.path / "validation" / f"step-{step:08d}.png"
-    path.parent.mkdir(exist_ok=True)
-    picture = reports.save_grid(measured.pictures, path)
-    journal.write(step, **losses, **values)  # last: what is in the journal is not measured again
-    return picture
 
 
 def _eta(seconds: float, step: int, total: int) -> float:

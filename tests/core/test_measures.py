@@ -197,6 +197,9 @@ class Oracle:
     def __init__(self, answers, s=0.5, share=1.0):
         self.answers, self.s, self.share, self.asked = answers, s, share, []
 
+    def remembering(self):
+        return self
+
     def refine(self, b, e, condition, times):
         self.asked.append((e.clone(), len(times) - 1, condition))
         z = next(z for z, base in self.answers if torch.equal(base, b[0]))[None]
@@ -223,7 +226,7 @@ def answers(data):
 def test_a_perfect_refiner_measures_perfectly(data):
     measured = run(data, Oracle(answers(data)), [0, 1])
     assert measured.count == 2 and measured.rows["base"]["relative_residual"] == 1
-    for steps in ("1 step", "2 steps", "4 steps", "8 steps", "16 steps"):
+    for steps in ("1 step", "2 steps", "4 steps", "8 steps"):
         row = measured.rows[steps]
         assert row["relative_residual"] < 1e-5 and row["ssim"] == pytest.approx(1, abs=1e-4)
         assert row["psnr"] > 80 and row["spectrum"] < 1e-2

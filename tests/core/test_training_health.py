@@ -110,6 +110,36 @@ def test_a_scale_of_zero_writes_nan_into_the_weights_unless_the_gradients_are_lo
     assert torch.equal(given[3], torch.ones(4))
 
 
+@pytest.mark.parametrize("loss", [float("inf"), float("nan")])
+def test_one_loss_that_is_not_finite_is_a_skip_like_any_other(loss):
+    """In float16 a batch can overflow in the forward pass; the next one need not."""
+    health, scaler, optimizer, parameter = parts()
+    for step in range(1, 6):
+        optimizer.zero_grad()
+        bad = step == 3
+        scaler.scale((loss if bad else 1.0) * parameter.sum()).backward()
+        scaler.unscale_(optimizer)
+        norm = float(nn.utils.clip_grad_norm_([parameter], 1.0))
+        before = parameter.detach().clone()
+        given = (loss if bad else 1.0, norm, lambda scale: "", lambda: "")
+        assert health.take(step, *given) is not bad and torch.equal(parameter, before) is bad
+    assert health.state()["skipped"] == 1 and scaler.get_scale() == 32768
+
+
+def test_twenty_such_losses_in_a_row_end_the_run():
+    health, *_ = parts(scale_floor=0.0)
+    with pytest.raises(TrainingFailed, match="Step 20: .*got loss inf.*20 steps in a row were skipped"):
+        for step in range(1, 30):
+            attempt_with_loss(health, step)
+
+
+def attempt_with_loss(health, step):
+    health.optimizer.zero_grad()
+    health.scaler.scale(float("inf") * health.optimizer.param_groups[0]["params"][0].sum()).backward()
+    health.scaler.unscale_(health.optimizer)
+    assert health.take(step, float("inf"), float("inf"), lambda scale: "", lambda: "") is False
+
+
 def test_a_good_step_is_taken_and_an_overflow_skipped():
     given = parts()
     assert attempt(*given, 1) is True and not torch.equal(given[3], torch.ones(4))
@@ -120,7 +150,9 @@ def test_a_good_step_is_taken_and_an_overflow_skipped():
 
 
 def test_the_sentence_is_told_also_where_the_origin_cannot_be_found():
-    health, *_ = parts(skips=1)
+    health, scaler, optimizer, parameter = parts(skips=1)
+    scaler.scale(float("inf") * parameter.sum()).backward()
+    scaler.unscale_(optimizer)
 
     def fails(scale):
         raise RuntimeError("out of memory")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, autocast, nn
 
 from . import flow
 from .file import RefinerMeta, load_refiner
+from .first_answer import FirstAnswer
 from .unet import build_unet, call_unet
 
 
@@ -23,6 +24,7 @@ class Refiner:
     s: float
     c_v: float
     autocast: torch.dtype | None = None
+    first: FirstAnswer | None = None
 
     @classmethod
     def from_file(cls, path: Path) -> tuple[Refiner, dict[str, Tensor], RefinerMeta]:
@@ -35,9 +37,16 @@ class Refiner:
 
     def output(self, x: Tensor, b: Tensor, t: Tensor, condition: dict[str, Tensor]) -> Tensor:
         """The network's raw answer v / c_v; condition: context [B, T, D] and, with pooled text, pooled and time_ids."""
-        cast = autocast(x.device.type, self.autocast) if self.autocast else nullcontext()
-        with cast:
-            return call_unet(self.net, x, b, t, **condition)
+
+        def ask(x: Tensor, t: Tensor) -> Tensor:
+            with autocast(x.device.type, self.autocast) if self.autocast else nullcontext():
+                return call_unet(self.net, x, b, t, **condition)
+
+        return self.first.of(x, t, ask) if self.first else ask(x, t)
+
+    def remembering(self) -> Refiner:
+        """For one batch: the network is not asked twice where its walks begin."""
+        return replace(self, first=FirstAnswer())
 
     @torch.no_grad()
     def refine(self, b: Tensor, e: Tensor, condition: dict[str, Tensor], times: Tensor) -> Tensor:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, autocast, nn
 
 from ..refiner import flow
+from ..refiner.first_answer import FirstAnswer
 from . import diffusion
 from .unet import call
 
@@ -21,19 +22,27 @@ class SDXLRefiner:
     net: nn.Module
     aesthetic_score: float
     autocast: torch.dtype | None = None
+    first: FirstAnswer | None = None
 
     def output(self, x: Tensor, k: Tensor, condition: dict[str, Tensor]) -> Tensor:
         """The noise that the network sees in the state x, [B, C, H, W], at the timesteps k [B].
 
         condition: context [B, T, D], pooled [B, 1280] and time_ids [B, 4 or more] (unet.call).
         """
-        sigma = diffusion.SIGMAS.to(x.device)[k]
-        cast = autocast(x.device.type, self.autocast) if self.autocast else nullcontext()
-        with cast:
-            return call(
-                self.net, diffusion.network_input(x, sigma), k, condition["context"], condition["pooled"],
-                condition["time_ids"], self.aesthetic_score,
-            )
+
+        def ask(x: Tensor, k: Tensor) -> Tensor:
+            sigma = diffusion.SIGMAS.to(x.device)[k]
+            with autocast(x.device.type, self.autocast) if self.autocast else nullcontext():
+                return call(
+                    self.net, diffusion.network_input(x, sigma), k, condition["context"], condition["pooled"],
+                    condition["time_ids"], self.aesthetic_score,
+                )
+
+        return self.first.of(x, k, ask) if self.first else ask(x, k)
+
+    def remembering(self) -> SDXLRefiner:
+        """For one batch: the network is not asked twice where its walks begin."""
+        return replace(self, first=FirstAnswer())
 
     @torch.no_grad()
     def refine(self, b: Tensor, e: Tensor, condition: dict[str, Tensor], times: Tensor) -> Tensor:

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from ..data.seeds import seeded_generator
-from ..evaluate import Evaluation, evaluate
+from ..evaluate import Evaluation, cells_of_a_batch, evaluate
 from ..objective_parts import empty_conditioning, provenance
 from ..refiner import flow
 from ..times import TimestepHistogram
+from ..validation import MEASURES
 from . import diffusion
 from .file import SDXLRefinerMeta, read_weights, save
 from .model import SDXLRefiner
@@ -66,17 +67,16 @@ class SDXLRefinerObjective:
         plain = flow.loss_per_sample(self._at_work(net).output(x, k, batch), e, 1.0).mean()
         return plain, plain.detach()
 
-    def evaluate(
-        self, net: nn.Module, indices: Sequence[int], *, unaveraged: nn.Module | None = None, **options: Any
-    ) -> Evaluation:
+    def evaluate(self, net: nn.Module, indices: Sequence[int], *, version: int, **options: Any) -> Evaluation:
         """Base against refined against target: the base noised to the hand-over's sigma, then Euler steps down to 0."""
         config, plan = self.config, self.plan
         last = config.sdxl_refiner.last_timestep
         empty = empty_conditioning(plan, self.data)
+        before = version < MEASURES
+        at_work = SDXLRefiner(net, config.sdxl_refiner.aesthetic_score, plan.autocast if before else None)
         return evaluate(
-            self._at_work(net), self.data, indices, empty, sigmas=plan.sigmas[:-1], crop=config.validation.crop,
-            seed=config.seed, device=plan.device,
-            unaveraged=self._at_work(unaveraged) if unaveraged is not None else None,
+            at_work, self.data, indices, empty, sigmas=plan.sigmas[:-1], crop=config.validation.crop,
+            seed=config.seed, device=plan.device, cells=cells_of_a_batch(config, self.data), told_whole=before,
             times_of=lambda steps: diffusion.sigmas(steps, last), **{"shown_steps": len(plan.sigmas) - 1, **options},
         )
 
@@ -91,6 +91,9 @@ class SDXLRefinerObjective:
 
     def saved(self, path: Path, averaged: nn.Module) -> nn.Module:
         return averaged
+
+    def merged(self, weights: dict[str, Tensor]) -> nn.Module:
+        raise NotImplementedError("this objective has no LoRA")
 
     def _at_work(self, net: nn.Module) -> SDXLRefiner:
         return SDXLRefiner(net, self.config.sdxl_refiner.aesthetic_score, self.plan.autocast)
