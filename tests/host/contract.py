@@ -43,6 +43,7 @@ SYMBOLS: dict[str, dict[str, str]] = {
     "comfy.model_detection": {"model_config_from_unet": CALL, "unet_prefix_from_state_dict": CALL},
     "comfy.model_management": {
         "InterruptProcessingException": KIND,
+        "OOM_EXCEPTION": THERE,
         "current_loaded_models": THERE,
         "free_memory": CALL,
         "get_free_memory": CALL,
@@ -260,6 +261,7 @@ MEMBERS: dict[str, dict[str, str]] = {
         "process_input": THERE,
         "process_output": THERE,
         "vae_dtype": THERE,
+        "vae_output_dtype": NEWER,
         "working_dtypes": THERE,
     },
     "CLIP": {

@@ -84,5 +84,5 @@ def test_what_only_newer_hosts_have_is_not_in_0_3_75_and_the_stand_ins_have_what
         # read in the public text and looked for by the pack, but of no part of the host that stands in here
         "comfy.model_management.in_training", "latent format: spacial_downscale_ratio",
         "layer while loaded: _comfy_graph", "layer while loaded: _pins", "layer while loaded: _prefetch",
-        "layer while loaded: _v_block", "layer while loaded: comfy_force_cast_weights",
+        "layer while loaded: _v_block", "layer while loaded: comfy_force_cast_weights", "VAE: vae_output_dtype",
     }  # fmt: skip

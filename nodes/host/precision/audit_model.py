@@ -7,7 +7,6 @@ were loaded.
 
 from __future__ import annotations
 
-import gc
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from ....training.precision.device import support
 from ....training.precision.dtypes import DTYPES
 from ....training.precision.measures import Errors
 from ....training.precision.verdict import LATENT_LIMIT, Choice, choose, keeps, say_tensor
+from ..collector import without_collector
 from .exact import exact_float32
 from .model import model_dtypes
 from .storage import kept_name
@@ -167,8 +167,8 @@ def _denoise(
 def _unload(clone: Any) -> None:
     """Take the clone off the device by the host's own hand, which also puts back what the clone had switched."""
     others = [loaded for loaded in comfy.model_management.current_loaded_models if loaded.model is not clone]
-    gc.collect()  # else the host's finalizers may run in the midst of its own unloading, and pop one entry twice
-    comfy.model_management.free_memory(1e30, clone.load_device, others)
+    with without_collector():
+        comfy.model_management.free_memory(1e30, clone.load_device, others)
 
 
 # ------------------------------------------------------------------------------------------------------- what it needs
