@@ -139,8 +139,8 @@ def pip(what: str, *args):
 
 
 # Settings of pip that say nothing about where packages come from, or which ones.
-HARMLESS = {"timeout", "retries", "disable-pip-version-check", "no-input", "no-color", "progress-bar", "quiet"}
-HARMLESS |= {"verbose", "config-file", "cache-dir", "no-warn-script-location", "root-user-action"}
+HARMLESS = {"timeout", "default-timeout", "retries", "disable-pip-version-check", "no-input", "no-color", "quiet"}
+HARMLESS |= {"verbose", "progress-bar", "config-file", "cache-dir", "no-warn-script-location", "root-user-action"}
 
 
 def settings_of_pip(listed: str) -> list[str]:

@@ -58,3 +58,12 @@ def test_sources_hold_nothing_that_a_windows_console_cannot_show():
             if line.encode("cp1252", "ignore").decode("cp1252") != line:
                 found.append(f"{path.relative_to(ROOT)}:{number}: {ascii(line.strip())}")
     assert found == []
+
+
+def test_every_package_that_is_asked_for_is_imported(project):
+    """A name in the list that nobody imports is a download and a clash for nothing."""
+    names = {"pillow": "PIL"}
+    text = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "training").rglob("*.py"))
+    for requirement in project["project"]["dependencies"]:
+        package = re.match(r"[\w-]+", requirement)[0]
+        assert re.search(rf"^\s*(import|from) {names.get(package, package)}\b", text, re.MULTILINE), package

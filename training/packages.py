@@ -79,4 +79,4 @@ def _at_fault(chain: list[BaseException]) -> str | None:
             continue
         found.append(name.partition(".")[0])
     others = [name for name in found if name and name not in _CARRIERS and name != "__main__"]
-    return (others or found or [None])[-1]
+    return others[-1] if others else None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from einops import rearrange
 
 from .whole_file import write_whole
 
@@ -225,4 +226,5 @@ def running_mean(values: list[float], decay: float = 0.95) -> list[float]:
 def to_pil(picture: torch.Tensor) -> Image:
     from PIL import Image
 
-    return Image.fromarray((picture.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy())
+    pixels = (picture.clamp(0, 1) * 255).round().byte()
+    return Image.fromarray(rearrange(pixels, "channels height width -> height width channels").numpy())

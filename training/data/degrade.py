@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import torch
+from einops import rearrange
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional
@@ -69,5 +70,6 @@ def _blur(picture: Tensor, sigma: float) -> Tensor:
 def _jpeg(picture: Tensor, quality: int) -> Tensor:
     file = io.BytesIO()
     Image.fromarray(to_uint8(picture)).save(file, "JPEG", quality=quality)
-    decoded = torch.from_numpy(np.array(Image.open(file, formats=("JPEG",)))).permute(2, 0, 1).contiguous()
+    decoded = torch.from_numpy(np.array(Image.open(file, formats=("JPEG",))))
+    decoded = rearrange(decoded, "height width channels -> channels height width").contiguous()
     return (decoded.float() / 255).to(picture)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from einops import rearrange
 from PIL import Image, ImageFile
 from torch import Tensor
 
@@ -93,7 +94,8 @@ def check_size(width: int, height: int, name: str) -> None:
 
 def to_uint8(picture: Tensor) -> np.ndarray:
     """[3, H, W] in [0, 1] as uint8 [H, W, 3], rounded to the nearest, for PIL."""
-    return picture.detach().cpu().clamp(0, 1).mul(255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    pixels = picture.detach().cpu().clamp(0, 1).mul(255).round().to(torch.uint8)
+    return rearrange(pixels, "channels height width -> height width channels").numpy()
 
 
 def sha256_file(path: str | Path) -> str:
@@ -150,4 +152,5 @@ def _to_rgb(image: Image.Image, name: str) -> Tensor:
 
 
 def _planes(image: Image.Image) -> Tensor:
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float() / 255
+    pixels = rearrange(torch.from_numpy(np.array(image)), "height width channels -> channels height width")
+    return pixels.contiguous().float() / 255

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from einops import rearrange
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import BadInput, first_error
@@ -137,7 +138,9 @@ def merge(weights: dict[str, Tensor], trained: dict[str, Tensor], adapters: Adap
     merged = dict(weights)
     for layer in adapters.layers:
         weight = weights[f"{layer}.weight"]
-        down, up = (trained[layer + part].detach().float().cpu().flatten(1) for part in (A, B))
+        a, b = (trained[layer + part].detach().float().cpu() for part in (A, B))
+        # a convolution's A takes its whole window, [rank, in, height, width]; its B is 1 x 1, [out, rank, 1, 1]
+        down, up = rearrange(a, "rank ... -> rank (...)"), rearrange(b, "out ... -> out (...)")
         merged[f"{layer}.weight"] = weight + adapters.scale * (up @ down).reshape(weight.shape)
     return merged
 
