@@ -39,7 +39,7 @@ def make_model(kind, dtype, **changes):
     config_class = getattr(comfy.supported_models, kind)
     unet = {"image_size": 32, "in_channels": 4, "out_channels": 4, "legacy": False, "use_spatial_transformer": True}
     unet |= config_class.unet_config
-    if kind in OTHERS:
+    if kind in OTHERS or kind.startswith("WAN"):
         unet = {**config_class.unet_config}
     elif kind == "SDXL":
         unet |= {"num_classes": "sequential", "num_head_channels": 64}
