@@ -87,7 +87,7 @@ def make_plan(config: TrainConfig, data: RefinerDataset, micro_per_epoch: int) -
         c_v = start.meta.c_v if start else flow.velocity_scale(data.residual_rms, s)
     device = choose_device(config, choices)
     choices.append(_precision_sentence(config))
-    choices.append(training_advice(device, size.parameters))
+    choices.append(training_advice(device, size.parameters, adapters.parameters if adapters else 0))
     if config.gradient_checkpointing:
         choices.append("gradient checkpointing, non-reentrant: less memory, each forward pass computed twice")
     choices += _crop_remark(config.data.crop, data)

@@ -19,15 +19,16 @@ from ...training.memory.model_estimate import (
     SAMPLING,
     ModelEstimate,
 )
-from ...training.memory.models import Latent
+from ...training.memory.models import Latent, ModelShape
 from ...training.memory.phases import Phase
 from ...training.memory.trace import Trace
 from ...training.memory.weights import WeightRow, rows_of, total_bytes
 from ...training.precision.dtypes import dtype_name
 from .memory_estimate import CUSTOM, host_backend, host_machine
 from .model_shapes import compute_dtype, read_model_shape
+from .precision.vae_halves import lacking_half
 from .traced_model import TracedModel, TracedVAE, named_weights
-from .vae import refuse_empty
+from .vae import class_name, latent_downscale, refuse_empty
 
 __all__ = ["batches_together", "model_memory"]
 
@@ -56,8 +57,7 @@ def model_memory(
         raise BadInput(f"backend: expected auto or one of {', '.join(BACKENDS)}, got {backend!r}.")
     shape = read_model_shape(model)
     latent = shape.latent(width, height, batch_size, frames)
-    if vae is not None:
-        refuse_empty(vae)
+    lacks = "" if vae is None else _check_vae(vae, model, shape)
     controls = _controls(control_net)
     parts = {"MODEL": rows_of(named_weights(model.model.diffusion_model))}
     if controls:
@@ -67,6 +67,8 @@ def model_memory(
     if vae is not None:
         parts["VAE"] = _vae_rows(vae)
     lora, remarks = _patches(model, clip)
+    if lacks:
+        remarks += (f"The VAE has no {lacks}, so nothing is said of it.",)
     if lora:
         parts["LoRA"] = lora
     if not 0 <= text_tokens <= MOST_TOKENS:
@@ -85,7 +87,7 @@ def model_memory(
         sampled = traced.trace(there, chosen, machine, cfg=together, half_math=half_math)
         found = [Phase(SAMPLING, sampled, _host_sampling(traced, there, together))]
         if traced_vae is not None:
-            found += _vae_phases(traced_vae, there, shape.vae, machine, half_math, every)
+            found += _vae_phases(traced_vae, there, shape.vae, machine, half_math, every, lacks)
         return tuple(found)
 
     together = batches_together(traced, latent, machine)
@@ -99,6 +101,29 @@ def model_memory(
         f"{chosen} (auto)" if backend == "auto" else chosen, machine, parts,
         phases_at(latent, every=True), remarks, phases_at,
     )  # fmt: skip
+
+
+def _check_vae(vae: Any, model: Any, shape: ModelShape) -> str:
+    """The half that the VAE lacks, as `lacking_half`. BadInput for one that has other latents than the MODEL."""
+    refuse_empty(vae)
+    name = class_name(vae)
+    dimensions, channels = getattr(vae, "latent_dim", 2), getattr(vae, "latent_channels", shape.channels)
+    if dimensions == 1 or getattr(vae, "output_channels", 3) < 3:
+        raise BadInput(f"vae: expected one of pictures or video, got {name}, which gives sound or shapes.")
+    if channels != shape.channels:
+        raise BadInput(
+            f"vae: {name} has latents of {channels} channels, {shape.name} takes {shape.channels}; connect the VAE "
+            f"that belongs to the model."
+        )
+    if dimensions < model.get_model_object("latent_format").latent_dimensions:
+        raise BadInput(f"vae: {shape.name} makes clips and {name} knows pictures only; connect a VAE of video.")
+    ratio = latent_downscale(vae)
+    if ratio != shape.vae:
+        raise BadInput(
+            f"vae: {name} makes {ratio} x {ratio} pixels of a latent cell, {shape.name} expects {shape.vae} x "
+            f"{shape.vae}; connect the VAE that belongs to the model."
+        )
+    return lacking_half(vae)
 
 
 def _vae_rows(vae: Any) -> tuple[WeightRow, ...]:
@@ -135,9 +160,10 @@ def _host_sampling(model: Any, latent: Latent, cfg: bool) -> int:
 
 
 def _vae_phases(
-    traced: TracedVAE, latent: Latent, ratio: int, machine: Machine, half_math: bool, every: bool
+    traced: TracedVAE, latent: Latent, ratio: int, machine: Machine, half_math: bool, every: bool, lacks: str = ""
 ) -> list[Phase]:
-    """decode and encode, whole and in tiles; without `every` only what a run needs."""
+    """decode and encode, whole and in tiles; without `every` only what a run needs. lacks: the half that is not there,
+    as `lacking_half` has it."""
     vae, options = traced.vae, {"half_math": half_math}
     clip = (latent.frames,) if vae.latent_dim == 3 else ()
     cells = (latent.height, latent.width)
@@ -151,13 +177,15 @@ def _vae_phases(
         return (at_once, *shape[1:]), host
 
     channels = latent.channels
-    whole, host = in_turns((latent.batch, channels, *clip, *cells), vae.memory_used_decode)
-    found = [Phase(DECODE, traced.decode(whole, machine, **options), host)]
-    # the latent, two passes' results, and the sum and divisor of the picture that is being put together
-    beside = (latent.batch, channels, *clip, *cells), (2 * latent.batch + 2, 3, *length, *sides)
-    tile = _tiled(traced.decode, (1, channels, *clip), cells, _TILE // ratio, beside, machine, options)
-    found.append(Phase(DECODE_TILED, tile))
-    if every:
+    found = []
+    if lacks != "decoder":
+        whole, host = in_turns((latent.batch, channels, *clip, *cells), vae.memory_used_decode)
+        found.append(Phase(DECODE, traced.decode(whole, machine, **options), host))
+        # the latent, two passes' results, and the sum and divisor of the picture that is being put together
+        beside = (latent.batch, channels, *clip, *cells), (2 * latent.batch + 2, 3, *length, *sides)
+        tile = _tiled(traced.decode, (1, channels, *clip), cells, _TILE // ratio, beside, machine, options)
+        found.append(Phase(DECODE_TILED, tile))
+    if every and lacks != "encoder":
         whole, host = in_turns((latent.batch, 3, *length, *sides), vae.memory_used_encode)
         found.append(Phase(ENCODE, traced.encode(whole, machine, **options), host))
         # the pictures themselves stay in memory

@@ -289,6 +289,11 @@ def test_advice_comes_with_its_reason(monkeypatch, device, bf16, fp16, said):
     assert re.match(said, text) and "take 16 MiB, and 8 MiB in pure_bf16" in text
 
 
+def test_advice_for_adapters_counts_what_they_train():
+    text = training_advice(torch.device("cpu"), 64 * 2**20, 2**20)  # 4 or 2 bytes of a frozen parameter
+    assert "of its adapters, take 272 MiB, and 136 MiB in pure_bf16" in text
+
+
 def test_a_run_says_its_advice(whole_run):
     result, _ = whole_run
     assert sum(choice.startswith("advice: ") for choice in result.report["choices"]) == 1

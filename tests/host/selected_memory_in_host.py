@@ -165,6 +165,29 @@ def check_clips():
     return found
 
 
+def check_families():
+    """{family of VAE: {kind of MODEL: phases, or the sentence}}."""
+    import vae_families
+    from model_memory_in_host import OTHERS
+
+    models = {"SD15": make_model("SD15", torch.float32, **SD15)}
+    models |= {kind: make_model(kind, torch.float32, **OTHERS[kind]) for kind in ("Flux", "WAN21_T2V")}
+    models["WAN22_T2V"] = make_model("WAN22_T2V", torch.float32, **{**OTHERS["WAN21_T2V"], "in_dim": 48, "out_dim": 48})
+    windows, found = vae_families.rounded_windows(), {}
+    for name, family in vae_families.FAMILIES.items():
+        if family.large or family.needs:
+            continue
+        vae = comfy.sd.VAE(sd=vae_families.make(name, windows), dtype=torch.float32, metadata=family.metadata or None)
+        found[name] = {}
+        for kind, model in models.items():
+            answers = []
+            said_of = refusal(lambda model=model, vae=vae, answers=answers: answers.append(estimate(model, vae=vae)))
+            if answers:
+                said_of = [phase.name for phase in answers[0].phases] + list(answers[0].remarks)
+            found[name][kind] = said_of
+    return found
+
+
 def check_cancel():
     """How a cancel during an estimate ends, at the host's own look and in the middle of a trace."""
     cancelled = comfy.model_management.InterruptProcessingException
@@ -182,5 +205,5 @@ def check_cancel():
 
 
 if __name__ == "__main__":
-    names = ["models", "softmax", "vaes", "clips", "cancel"]
+    names = ["models", "softmax", "vaes", "clips", "families", "cancel"]
     write_results({name: globals()[f"check_{name}"] for name in names})

@@ -61,5 +61,27 @@ def test_a_selected_clip_is_counted_as_it_is_kept(results):
     assert len({found[0] for found in results["clips"].values()}) == 3  # to compute in another dtype copies nothing
 
 
+def test_every_family_of_vae_is_estimated_or_gets_one_true_sentence(results):
+    found = results["families"]
+    assert len(found) >= 12
+    for name, by_model in found.items():
+        for kind, said in by_model.items():
+            if isinstance(said, str):
+                assert said.startswith("vae: ") and ". " not in said and "cannot be traced" not in said, (name, said)
+            else:
+                assert "VAE decode" in said, (name, kind)
+    sound = "vae: expected one of pictures or video, got AudioOobleckVAE, which gives sound or shapes."
+    assert set(found["Stable Audio (Oobleck)"].values()) == {sound}
+    assert "which gives sound or shapes" in found["Hunyuan3D (ShapeVAE)"]["SD15"]
+    assert "VAE encode" in found["SD and SDXL (AutoencoderKL)"]["SD15"]
+    assert "has latents of 4 channels, Flux takes 16" in found["SD and SDXL (AutoencoderKL)"]["Flux"]
+    assert "VAE encode" in found["Wan 2.1 and Qwen Image (WanVAE)"]["WAN21_T2V"]
+    of_pictures = found["Flux 1 and SD 3 (AutoencodingEngine)"]["WAN21_T2V"]
+    assert "makes clips and AutoencodingEngine knows pictures only" in of_pictures
+    light = found["TAEHV of Wan 2.2"]["WAN22_T2V"]
+    assert "VAE decode" in light and "VAE encode" not in light
+    assert "The VAE has no encoder, so nothing is said of it." in light
+
+
 def test_a_cancel_during_an_estimate_cancels_and_blames_no_network(results):
     assert results["cancel"] == ["cancelled", "cancelled", "PASSED"]
