@@ -9,7 +9,7 @@ from comfy_api.latest import io, ui
 
 from ..training.refiner.unet import PRESETS
 from .host.paths import list_refiners
-from .host.refiner_choice import NO_FILES, choose_refiner, fingerprint_refiner
+from .host.refiner_choice import NO_FILES, choose_refiner, fingerprint_refiner, note_loaded
 from .host.refiner_model import add_base, load_refiner_model, own_sigmas
 from .host.refiner_training import GO_ON, START_OVER, fingerprint, train_refiner
 from .host.schema import declare, node_schema
@@ -203,7 +203,10 @@ class Ref2VLoadRefiner(io.ComfyNode):
 
     @classmethod
     def execute(cls, refiner: str, strength: float, path: str | None = None) -> io.NodeOutput:
-        return io.NodeOutput(*load_refiner_model(choose_refiner(refiner, path), strength))
+        file = choose_refiner(refiner, path)
+        loaded = load_refiner_model(file, strength)
+        note_loaded(file, strength, linked=path is not None)
+        return io.NodeOutput(*loaded)
 
 
 class Ref2VConditionRefiner(io.ComfyNode):
