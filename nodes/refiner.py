@@ -9,7 +9,7 @@ import torch
 from ..training.refiner.unet import PRESETS
 from .host.api import io, loading, ui
 from .host.paths import list_refiners
-from .host.refiner_choice import GO_ON, NO_FILES, START_OVER, choose_refiner, fingerprint_refiner
+from .host.refiner_choice import GO_ON, NO_FILES, START_OVER, choose_refiner, fingerprint_refiner, note_loaded
 from .host.schema import declare, node_schema
 
 __all__ = ["NODES"]
@@ -207,7 +207,10 @@ class Ref2VLoadRefiner(io.ComfyNode):
     def execute(cls, refiner: str, strength: float, path: str | None = None) -> io.NodeOutput:
         with loading(cls):
             from .host.refiner_model import load_refiner_model
-        return io.NodeOutput(*load_refiner_model(choose_refiner(refiner, path), strength))
+        file = choose_refiner(refiner, path)
+        loaded = load_refiner_model(file, strength)
+        note_loaded(file, strength, linked=path is not None)
+        return io.NodeOutput(*loaded)
 
 
 class Ref2VConditionRefiner(io.ComfyNode):

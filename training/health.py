@@ -25,8 +25,15 @@ class StepHealth:
     finite end it at once in every case.
     """
 
-    def __init__(self, settings: HealthConfig, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler):
-        self.optimizer, self.scaler = optimizer, scaler
+    def __init__(
+        self,
+        settings: HealthConfig,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler,
+        net: torch.nn.Module | None = None,
+    ):
+        """net: whose weights are looked at after a loss that is not finite, frozen ones too; None = those trained."""
+        self.optimizer, self.scaler, self.net = optimizer, scaler, net
         self.scale = ScalerHealth(settings.skips, settings.scale_floor)
 
     def take(
@@ -56,8 +63,17 @@ class StepHealth:
         raise TrainingFailed(f"{text}. The weights are as they were before; {kept()}.")
 
     def _weights_are_finite(self) -> bool:
-        parameters = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+        trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        parameters = trained if self.net is None else self.net.parameters()
         return all(bool(parameter.detach().isfinite().all()) for parameter in parameters)
+
+    def refuse_nothing(self, steps: int) -> None:
+        """TrainingFailed at the end of a run of which every step was skipped: it would be called done."""
+        if self.scale.skipped >= steps:
+            raise TrainingFailed(
+                f"All {steps} steps were skipped, for none had a finite loss and gradient in float16 (the last loss "
+                f"scales were {self.scale.tail()}): nothing was learnt; train in bf16 or fp32."
+            )
 
     @staticmethod
     def _ask(origin: Callable[[float], str], scale: float) -> str:

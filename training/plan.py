@@ -171,7 +171,7 @@ def _precision_sentence(config: TrainConfig) -> str:
             "the averaged weights are float32"
         )
     return {
-        "fp32": "fp32: every operation in float32",
+        "fp32": "fp32: every operation in float32 (on an NVIDIA GPU torch lets convolutions use TF32)",
         "bf16": "bf16 autocast: convolutions and matrices in bfloat16, weights, norms and loss in float32; "
         "its range is float32's, so no loss scaling",
         "fp16": "fp16 autocast with loss scaling: float16 gradients below 6e-8 would vanish without it",

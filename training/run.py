@@ -134,7 +134,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
     exact = exact_weights(optimizer)
     scaled = needs_scaler(plan.autocast or plan.weights, (parameter.dtype for parameter in parameters.values()))
     scaler = torch.amp.GradScaler(plan.device.type, enabled=scaled)
-    health, times = StepHealth(config.health, optimizer, scaler), objective.times()
+    health, times = StepHealth(config.health, optimizer, scaler, net), objective.times()
     step, seconds = 0, 0.0
     run = this_run(config, data.content_hash)
     found, said = checkpoints.take_up(folder.checkpoints, run, parameters)
@@ -266,6 +266,8 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
                 observer.on_picture(sample_picture if show_sample else curve)
             if plan.epoch_of(step, config.data.accumulation) > plan.epoch_of(before, config.data.accumulation):
                 save()
+
+        health.refuse_nothing(step)
 
         # ---- the file ----------------------------------------------------------------------------------------------
         objective.save(folder.refiner, ema.state_dict(), adapters=folder.lora)

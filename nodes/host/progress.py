@@ -54,8 +54,9 @@ class NodeProgress:
     `node_id`: `cls.hidden.unique_id` (declare `hidden=[io.Hidden.unique_id]`), or None outside a graph.
     `total`: number of units of work. Use it from the node's own thread.
 
-    An update never raises the host's interruption: what runs must get the chance to leave its files whole. So poll
-    `interrupted()` once a unit, leave the loop, and then call `raise_if_interrupted()`.
+    An update never raises the host's interruption, not even one that comes while it is sent (the host's own hook looks
+    for it): what runs must get the chance to leave its files whole. So poll `interrupted()` once a unit, leave the
+    loop, and then call `raise_if_interrupted()`.
     """
 
     def __init__(self, node_id: str | None, total: int) -> None:
@@ -76,7 +77,11 @@ class NodeProgress:
             return
         self._last_sent = now
         picture = None if preview is None else ("JPEG", preview.convert("RGB"), _PREVIEW_PIXELS)
-        self._bar.update_absolute(min(value, self.total), self.total, picture)
+        try:
+            self._bar.update_absolute(min(value, self.total), self.total, picture)
+        except comfy.model_management.InterruptProcessingException:
+            # the hook took the request away with it; whoever polls must still find it
+            comfy.model_management.interrupt_current_processing()
 
     def advance(self, units: int = 1, preview: Image.Image | None = None) -> None:
         """Move the bar on by `units`."""

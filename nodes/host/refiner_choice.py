@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from ...training.errors import BadInput
+from . import refiner_cache
 from .paths import MODEL_FOLDER, list_refiners, refiner_file, resolve_inside, spellings
 
-__all__ = ["GO_ON", "NO_FILES", "START_OVER", "choose_refiner", "fingerprint_refiner", "start_file"]
+__all__ = ["GO_ON", "NO_FILES", "START_OVER", "choose_refiner", "fingerprint_refiner", "note_loaded", "start_file"]
+
+_strengths: dict[refiner_cache.Stamp, float] = {}  # with which each file was last loaded
 
 GO_ON, START_OVER = "reuse or resume", "start over"  # Train Refiner, where a run of that name is there already
 NO_FILES = "(no files yet: link a path)"  # an empty list would be drawn as a widget that cannot be clicked
@@ -36,10 +39,23 @@ def start_file(text: str) -> Path:
 
 
 def fingerprint_refiner(name: str | None, strength: Any, path: str | None) -> str:
-    """Changes with the inputs and with the file on disk. Linked inputs are None here."""
+    """Changes with the inputs and with the file on disk. Linked inputs are None here.
+
+    So a file behind a linked path is not known here; those that were loaded through one are looked at again.
+    """
     try:
-        file = choose_refiner(name or NO_FILES, path).stat()
-        state: Any = (file.st_size, file.st_mtime_ns)
+        stamp = refiner_cache.stamp_of(choose_refiner(name or NO_FILES, path))
+        if _strengths.get(stamp) not in (None, strength):  # it is about to be asked for with another one
+            refiner_cache.hold(stamp)
+        state: Any = stamp[1:]
     except (BadInput, OSError) as problem:  # execute will say it
         state = str(problem)
-    return repr((name, strength, path, state))
+    return repr((name, strength, path, state, refiner_cache.linked_changes() if path is None else 0))
+
+
+def note_loaded(file: Path, strength: float, linked: bool) -> None:
+    """What `fingerprint_refiner` goes by: this file was loaded with this strength."""
+    stamp = refiner_cache.stamp_of(file)
+    _strengths[stamp] = strength
+    if linked:
+        refiner_cache.note_linked(stamp)

@@ -23,6 +23,7 @@ from torch import Tensor
 from ...training.errors import BadInput
 from ...training.refiner.file import RefinerMeta, load_refiner
 from ...training.refiner.unet import TIME_ID_DIM, UNetConfig
+from . import refiner_cache
 from .refiner_sampling import RefinerRun, ResidualFlowSampling
 
 __all__ = ["add_base", "build_patcher", "load_refiner_model", "meta_of", "own_sigmas"]
@@ -188,6 +189,21 @@ def _load_weights(model: Refiner, weights: dict[str, Tensor], path: Path, assign
         )
 
 
+def _bare_model(path: Path) -> tuple[Any, RefinerMeta, dict[str, Tensor]]:
+    """(patcher, metadata, empty conditioning) of a file; read once for all MODELs of it that live at one time."""
+    stamp = refiner_cache.stamp_of(path) if path.is_file() else None
+    found = refiner_cache.known(stamp) if stamp else None
+    if found is not None:
+        patcher, (meta, empty) = found
+        return patcher, meta, empty
+    weights, empty, meta = load_refiner(path)
+    patcher = _wrap(weights, meta, path)
+    empty = {name: tensor.clone() for name, tensor in empty.items()}  # what was read is a window into the file
+    if stamp == refiner_cache.stamp_of(path):  # not written anew while it was read
+        refiner_cache.remember(stamp, patcher, (meta, empty))
+    return patcher, meta, empty
+
+
 def load_refiner_model(path: Path, strength: float) -> tuple[Any, list[Any]]:
     """A refiner file as (MODEL, the run's own empty CONDITIONING), ready for the plain KSampler.
 
@@ -195,8 +211,8 @@ def load_refiner_model(path: Path, strength: float) -> tuple[Any, list[Any]]:
     """
     if not 0.0 <= strength <= 1.0:
         raise BadInput(f"strength must lie between 0 (the base's picture) and 1 (the refined one), got {strength}.")
-    weights, empty, meta = load_refiner(path)
-    patcher = _wrap(weights, meta, path)
+    bare, meta, empty = _bare_model(path)
+    patcher = bare.clone()
     run = RefinerRun(meta, float(strength))
     patcher.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.OUTER_SAMPLE, _WRAPPER, run)
     extra = {"pooled_output": empty["pooled"].reshape(1, -1)} if "pooled" in empty else {}

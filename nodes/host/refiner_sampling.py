@@ -61,6 +61,19 @@ FITTING = frozenset(
 )
 
 
+REFUSED_GUIDANCE = {
+    "nodes_perpneg": (
+        "The node PerpNeg does not fit a refiner: it asks the network without the base's picture, which a refiner "
+        "has to see; take it away, or use PerpNegGuider."
+    ),
+    "nodes_sag": (
+        "The node Self-Attention Guidance does not fit a refiner: it blurs by the attention of a middle block, which "
+        "many refiners do not have, and asks the network about that blur instead of the base's picture; take it away."
+    ),
+}
+"""Module of the host whose function is in a MODEL's options -> what to do."""
+
+
 # With one step the predictor of unipc overshoots, and the other two stop at the last sigma above 0, where they began.
 NEEDS_TWO_STEPS = frozenset({"unipc", "unipc_bh2", "dpm_fast", "dpm_adaptive"})
 
@@ -124,6 +137,25 @@ def check_sampler(sampler: Any, steps: int) -> None:
         _LOG.info("Sampler %s is unknown to Ref2V and was not tried with a refiner; samplers without noise fit.", name)
 
 
+def check_guidance(model_options: dict[str, Any]) -> None:
+    """BadInput for a node before the sampler whose guidance asks the network in a way that a refiner cannot answer."""
+    for key in ("sampler_cfg_function", "sampler_pre_cfg_function", "sampler_post_cfg_function"):
+        functions = model_options.get(key) or ()
+        for function in functions if isinstance(functions, (list, tuple)) else (functions,):
+            module = str(getattr(function, "__module__", "")).rpartition(".")[2]
+            if module in REFUSED_GUIDANCE:
+                raise BadInput(REFUSED_GUIDANCE[module])
+
+
+def _is_one_frame(latent: Tensor) -> bool:
+    return latent.ndim == 5 and latent.shape[2] == 1
+
+
+def _picture(latent: Tensor) -> Tensor:
+    """[B, C, 1, H, W] -> [B, C, H, W]; anything else as it is."""
+    return latent.squeeze(2) if _is_one_frame(latent) else latent
+
+
 class RefinerRun:
     """What happens around one sampling run of a refiner (an OUTER_SAMPLE wrapper of the host).
 
@@ -145,11 +177,35 @@ class RefinerRun:
         *args: Any,
         **kwargs: Any,
     ) -> Tensor:
+        conditions = [condition for conditions in executor.class_obj.conds.values() for condition in conditions]
+        for condition in conditions:
+            if condition.get("concat_latent_image") is not None:
+                condition["concat_latent_image"] = _picture(condition["concat_latent_image"])
+        if not _is_one_frame(latent_image):
+            return self._run(executor, conditions, noise, latent_image, sampler, sigmas, *args, **kwargs)
+        # [B, C, 1, H, W], as VAEs of video models encode a picture: the network knows pictures, the graph stays 5-D
+        noise, latent_image = _picture(noise), _picture(latent_image)
+        if "latent_shapes" in kwargs:
+            kwargs["latent_shapes"] = [latent_image.shape]
+        return self._run(executor, conditions, noise, latent_image, sampler, sigmas, *args, **kwargs).unsqueeze(2)
+
+    def _run(
+        self,
+        executor: Any,
+        conditions: list[dict[str, Any]],
+        noise: Tensor,
+        latent_image: Tensor,
+        sampler: Any,
+        sigmas: Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Tensor:
+        """The run on pictures, [B, C, H, W]."""
         guider = executor.class_obj
-        conditions = [condition for conditions in guider.conds.values() for condition in conditions]
         denoise_mask = kwargs.get("denoise_mask", args[0] if args else None)
 
         self._check_model(guider)
+        check_guidance(guider.model_options)
         self._check_sigmas(sigmas)
         b = self._base(conditions, latent_image, sigmas)
         self._check_latent(latent_image, b)

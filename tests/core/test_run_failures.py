@@ -56,7 +56,7 @@ def test_a_number_that_is_not_finite_stops_before_its_step(configure, watch, mon
 
 def test_values_too_large_for_fp16_stop_the_run(configure, watch, build_pairs):
     folder = build_pairs(base_of=lambda z: z + 1e6)
-    with pytest.raises(TrainingFailed, match="Step 1: expected a finite loss"):
+    with pytest.raises(TrainingFailed, match="All 12 steps were skipped.*nothing was learnt"):
         watch().train(configure(dataset=folder, precision="fp16", **BRIEF))
 
 

@@ -3,11 +3,15 @@
 Everything is tiny, in float32, on the CPU. See in_host.py for how it is run.
 """
 
+import gc
+import importlib
+import weakref
 from pathlib import Path
 
 from in_host import WORK, comfy, error, pack, refusal, sample, torch, write_results  # boots the host
 from torch.nn import Linear
 
+nodes_perpneg, nodes_sag = (importlib.import_module(f"comfy_extras.nodes_{name}") for name in ("perpneg", "sag"))
 model_module = pack("nodes.host.refiner_model")
 flow = pack("training.refiner.flow")
 file_module = pack("training.refiner.file")
@@ -228,6 +232,75 @@ def check_strength():
     }
 
 
+def check_one_frame():
+    """[B, 4, 1, H, W], as the VAEs of video models encode a picture, against the same picture in four dimensions."""
+    path, *_ = refiner_file()
+    model, cond = model_module.load_refiner_model(path, 0.7)
+    base, mask = torch.randn(2, 4, 13, 18), torch.zeros(1, 1, 13, 18)
+    mask[..., :8] = 1
+    frame, noise = base.unsqueeze(2), comfy.sample.prepare_noise(base, 1)
+    whole = sample(model, cond, base, noise=noise)
+    got = sample(model, cond, frame, noise=noise.unsqueeze(2))
+    with_frame = model_module.add_base(cond, {"samples": frame})
+    half = sample(model, with_frame, frame, noise=noise.unsqueeze(2), start_step=0, last_step=4)
+    split = sample(model, with_frame, half, noise=torch.zeros_like(frame), start_step=4)
+    masked = sample(model, cond, base, noise=noise, noise_mask=mask)
+    return {
+        "shape": list(got.shape),
+        "same": torch.equal(got.squeeze(2), whole),
+        "frame beside a picture": torch.equal(sample(model, with_frame, base, noise=noise), whole),
+        "split": error(split.squeeze(2), whole),
+        "masked": torch.equal(
+            sample(model, cond, frame, noise=noise.unsqueeze(2), noise_mask=mask).squeeze(2), masked
+        ),
+    }
+
+
+def check_two_strengths():
+    """MODELs of one file: one network while one of them lives; a new one when the file is new."""
+    path, net, meta, empty = refiner_file(name="two.safetensors")
+    weak, strong = (model_module.load_refiner_model(path, strength)[0] for strength in (0.25, 1.0))
+    found = {"one network": weak.model is strong.model, "two MODELs": weak is not strong}
+    base = torch.randn(1, 4, 16, 16)
+    cond = [[empty["context"][None], {}]]
+    whole = sample(strong, cond, base)
+    found["each its own strength"] = error(sample(weak, cond, base), torch.lerp(base, whole, 0.25)) < 1e-5
+    patched = strong.clone()
+    patched.model_options["mine"] = 1
+    again = model_module.load_refiner_model(path, 1.0)[0]
+    found["nothing of other nodes"] = again.model is weak.model and "mine" not in again.model_options
+    refiner_file(name="two.safetensors", s=0.2)
+    found["a new file is another network"] = model_module.load_refiner_model(path, 1.0)[0].model is not weak.model
+    gone = weakref.ref(weak.model)
+    del weak, strong, patched, again
+    gc.collect()
+    found["freed"] = gone() is None
+    return found
+
+
+def check_cancel_while_it_is_sent():
+    """The user presses stop between our look and the host's own in its progress hook (main.py's does this)."""
+    progress, management = pack("nodes.host.progress"), comfy.model_management
+
+    def hook(*given, **named):
+        management.interrupt_current_processing()
+        management.throw_exception_if_processing_interrupted()
+
+    comfy.utils.set_progress_bar_global_hook(hook)
+    try:
+        bar = progress.NodeProgress(None, 3)
+        bar.update(1)
+        found = {"goes on until it looks": progress.interrupted()}
+        try:
+            progress.raise_if_interrupted()
+        except management.InterruptProcessingException:
+            found["then it ends as the host does"] = not progress.interrupted()
+    finally:
+        comfy.utils.set_progress_bar_global_hook(None)
+        management.interrupt_current_processing(False)
+    return found
+
+
 def check_clones():
     """Two clones of one loaded MODEL side by side, and the loaded one after them."""
     path, net, meta, empty = refiner_file()
@@ -287,7 +360,8 @@ def check_refusals():
     shifted = model.clone()
     shifted.add_object_patch("model_sampling", comfy.model_sampling.ModelSamplingDiscreteFlow())
 
-    nan = model_module.load_refiner_model(path, 1.0)[0]  # as a LoRA or a narrow precision may make of it
+    # as a LoRA or a narrow precision may make of it; of a file of its own, for MODELs of one file have one network
+    nan = model_module.load_refiner_model(refiner_file("pooled, head size", name="nan.safetensors")[0], 1.0)[0]
     nan.model.diffusion_model.input_blocks[1][0].in_layers[2].bias.data[0] = float("nan")
 
     def with_size(height, width, batch=2):
@@ -295,6 +369,8 @@ def check_refusals():
 
     tries = {
         "channels": lambda: sample(model, cond, torch.randn(1, 16, 8, 8)),
+        "PerpNeg": lambda: sample(nodes_perpneg.PerpNeg.execute(model, cond, 1.0).args[0], cond, base, cfg=2.0),
+        "SAG": lambda: sample(nodes_sag.SelfAttentionGuidance.execute(model, 0.5, 2.0).args[0], cond, base, cfg=2.0),
         "video latent": lambda: sample(model, cond, torch.randn(1, 4, 3, 8, 8)),
         "empty latent": lambda: sample(model, cond, zeros),
         "empty base": lambda: sample(model, model_module.add_base(cond, {"samples": zeros}), base),

@@ -1,6 +1,7 @@
 """Load Refiner, Refiner Conditioning and Refiner Sigmas in the graph of the real host, in pixel space."""
 
 import io
+import os
 
 import numpy as np
 import pytest
@@ -124,6 +125,32 @@ def test_a_changed_file_is_loaded_again(host, picture):
     second = host.run(prompt)
     assert "load" in second.ran
     assert np.abs(pixels(host, second) - first).mean() > 2 / 255
+
+
+def test_another_strength_reads_nothing(host, picture):
+    """The file is made unreadable, with its size and time kept: whoever reads it again fails."""
+    path = write_refiner(host.base / "models" / "refiners" / "test_load_strength.safetensors", seed=4)
+    whole = pixels(host, host.run(graph(picture[0], load={"refiner": path.name})))
+    stamp = path.stat()
+    path.write_bytes(b"x" * stamp.st_size)
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    for strength in (0.5, 0.25):
+        half = host.run(graph(picture[0], load={"refiner": path.name, "strength": strength}))
+        assert "load" in half.ran
+        away = np.abs(pixels(host, half) - (whole * strength + picture[1] * (1 - strength)))
+        assert away[(whole > 0) & (whole < 1)].max() <= 2.5 / 255  # what was clipped cannot be blended back
+
+
+def test_a_replaced_file_behind_a_linked_path_is_loaded_again(host, picture):
+    path = write_refiner(host.base / "output" / "refiners" / "test_load_linked" / "refiner.safetensors", seed=5)
+    prompt = graph(picture[0], load={"path": ["text", 0]})
+    prompt["text"] = {"class_type": "PrimitiveString", "inputs": {"value": str(path)}}
+    first = pixels(host, host.run(prompt))
+    assert "load" in host.run(prompt).cached
+    write_refiner(path, seed=6)
+    second = host.run(prompt)
+    assert "load" in second.ran and np.abs(pixels(host, second) - first).mean() > 2 / 255
+    assert "load" in host.run(prompt).cached
 
 
 def test_split_run_and_own_sigmas_give_the_same_picture(host, refiner, picture):

@@ -66,6 +66,20 @@ def test_clones_sample_alike(check):
     assert check["equal"]
 
 
+def test_one_frame_of_a_video_latent_is_a_picture(check):
+    assert check.pop("shape") == [2, 4, 1, 13, 18]
+    assert check.pop("split") <= 1e-5
+    assert all(check.values()), check
+
+
+def test_two_strengths_of_one_file_are_one_network(check):
+    assert len(check) == 6 and all(check.values()), check
+
+
+def test_cancel_while_it_is_sent_is_found_by_the_next_look(check):
+    assert check == {"goes on until it looks": True, "then it ends as the host does": True}
+
+
 def test_mask_keeps_the_base_outside(check):
     assert check["outside"] <= 1e-6
     assert check["inside"] > 0.01
@@ -89,6 +103,8 @@ def test_lora_of_a_run_works_in_the_hosts_own_loader(check):
 
 REFUSALS = {
     "channels": "4 channels",
+    "PerpNeg": "PerpNeg does not fit a refiner",
+    "SAG": "Self-Attention Guidance does not fit a refiner",
     "video latent": "[batch, 4, height, width]",
     "empty latent": "connect the base's LATENT",
     "empty base": "connect the base's LATENT",
