@@ -26,9 +26,11 @@ __all__ = ["NO_FILES", "fingerprint_vae_file", "list_vae_files", "load_vae_preci
 
 NO_FILES = "(no files yet)"
 _CHECKPOINTS = "checkpoints/"
-# The VAE of each file that somebody uses, by path, size and time; and those that the prompt about to run will ask for.
+# The VAE of each file that somebody uses, by path, size and time; the dtypes with which it was last loaded; and the one
+# that the prompt about to run will ask for in others.
 _READ: weakref.WeakValueDictionary[tuple[str, int, int], Any] = weakref.WeakValueDictionary()
-_IN_DEMAND: dict[str, Any] = {}
+_dtypes: dict[tuple[str, int, int], tuple] = {}
+_held: list[Any] = []
 _PREFIXES = ("first_stage_model.", "vae.", "pretransform.model.")  # of the VAE inside a checkpoint
 
 
@@ -51,7 +53,8 @@ def load_vae_precisely(name: str, encoder: str, decoder: str) -> SelectedVAE:
     vae = _READ.get(file)
     if vae is None:
         vae = _READ[file] = _read(path, name)
-    _IN_DEMAND.pop(path, None)
+    _held.clear()
+    _dtypes[file] = (encoder, decoder)
     selected = select_vae_precision(vae, encoder, decoder)
     return SelectedVAE(selected.vae, f"{selected.report}\nThe file holds {vae.ref2v_in_file} weights.")
 
@@ -60,13 +63,13 @@ def fingerprint_vae_file(name: str | None, encoder: str | None, decoder: str | N
     """Changes with the inputs and with the file on disk. Linked inputs are None here.
 
     The host asks for this before it lets go of what the last prompt made; so here is the moment to hold the VAE of a
-    file that is about to be asked for in other dtypes.
+    file that is about to be asked for in other dtypes, until it is.
     """
     try:
         path = _path(name or NO_FILES)
         state: Any = _version(path)
-        if (vae := _READ.get(state)) is not None:
-            _IN_DEMAND[path] = vae
+        if (vae := _READ.get(state)) is not None and _dtypes.get(state) != (encoder, decoder):
+            _held[:] = [vae]
     except (BadInput, OSError) as problem:  # execute will say it
         state = str(problem)
     return repr((name, encoder, decoder, state[1:] if isinstance(state, tuple) else state))
