@@ -4,7 +4,9 @@ See in_host.py for how it is run. REF2V_CHECKPOINT is a checkpoint of tests/host
 set, is a folder that the charts and difference pictures are written to, for a person to look at.
 """
 
+import gc
 import os
+import weakref
 from functools import cache
 from pathlib import Path
 
@@ -26,6 +28,7 @@ select = pack("nodes.host.precision.vae").select_vae_precision
 plans = pack("training.precision.plan")
 LOADED_STATE = pack("nodes.host.private_copy").LOADED_STATE
 findings = pack("training.precision.verdict").findings
+support = pack("training.precision.device").support
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 PICTURES = os.environ.get("REF2V_PICTURES")
 SMALL_CLIP = {"num_hidden_layers": 2}
@@ -118,6 +121,10 @@ def trained_vae_in_every_dtype():
         "findings": [clause for part in seen.parts for layer in part.layers for clause in findings(layer, ("bf16",))],
         "report": found.report,
         "plan": found.plan.to_json(),
+        "native": {name: support(vae.patcher.load_device, dtype).native
+                   for name, dtype in (("bf16", BF16), ("fp16", FP16))},
+        "range used": {name: max(layer.range_used(name) for part in seen.parts[1:] for layer in part.layers)
+                       for name in ("bf16", "fp16")},
         "differences": list(found.differences.shape),
         "chart": [*found.chart.shape, float(found.chart.std())],
         "unchanged": before == snapshot(vae.first_stage_model, vae.patcher),
@@ -233,6 +240,7 @@ def model_at_sigmas():
         "layers": [len(part.layers) for part in seen.parts],
         "kinds": sorted({layer.kind for layer in seen.parts[0].layers}),
         "choice": [seen.choice.dtype, seen.choice.why],
+        "native": support(torch.device("cpu"), BF16).native,
         "report": found.report,
         "zeros": zeros.report,
         "differences": list(zeros.differences.shape),
@@ -261,17 +269,23 @@ def lora_counts():
 
 def what_is_refused():
     vae, (model, clip) = host_vae(trained_vae()), checkpoint()
-    dynamic = model.clone()
-    dynamic.is_dynamic = lambda: True
-    sound = host_vae(make("Stable Audio (Oobleck)", Windows(1 << 20)))
+    windows = Windows(1 << 20)
+    sound, shape = (host_vae(make(name, windows)) for name in ("Stable Audio (Oobleck)", "Hunyuan3D (ShapeVAE)"))
+    effnet = make("Stable Cascade C (StageC_coder)", windows)
+    effnet = {key.removeprefix("encoder."): value for key, value in effnet.items() if key.startswith("encoder.")}
+    music = host_vae(trained_vae())  # as ACE-Step's looks: pictures by its latents, stereo by what it gives
+    music.output_channels, music.extra_1d_channel = 2, 16
     broken = trained_vae()
     broken["taesd_decoder.3.conv.2.bias"] = torch.full_like(broken["taesd_decoder.3.conv.2.bias"], float("nan"))
     small = picture(64)
     unknown = model.clone()
     return {
         "nothing": refusal(whole),
-        "dynamic": refusal(lambda: whole(model=dynamic, image=small)),
         "sound": refusal(lambda: whole(vae=sound)),
+        "music": refusal(lambda: whole(vae=music)),
+        "shape": refusal(lambda: whole(vae=shape)),
+        "encoder alone": refusal(lambda: whole(vae=host_vae(effnet), image=small)),
+        "odd picture": refusal(lambda: whole(vae=_of_four_channels(), image=small)),
         "broken": refusal(lambda: whole(vae=host_vae(broken), image=small)),
         "sigma": refusal(lambda: whole(model=unknown, sigmas="99", image=small)),
         "word": refusal(lambda: whole(model=model, sigmas="soon", image=small)),
@@ -280,6 +294,77 @@ def what_is_refused():
         "dtype": refusal(lambda: whole(vae=vae, image=small, dtypes="fp5")),
         "clip": refusal(lambda: whole(clip=_without_encoders(clip))),
     }
+
+
+def _of_four_channels():
+    """A VAE that cannot take what it says it takes."""
+    vae = host_vae(trained_vae())
+    vae.process_input = lambda image: image[:, :2] if image.ndim == 4 else image
+    return vae
+
+
+def reference_is_float32_whatever_another_pack_allows():
+    """And what it allows is allowed again afterwards; the runs in BF16 are as it would have them."""
+    model, clip = checkpoint()
+    vae, seen = host_vae(trained_vae()), {}
+    step = Seen()
+
+    def look(part):
+        return lambda *_: seen.setdefault(f"{part} {step.line}", set()).add(torch.get_float32_matmul_precision())
+
+    condition = clip.encode_from_tokens_scheduled(clip.tokenize("a red fox"))
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    handle = torch.nn.modules.module.register_module_forward_hook(look(""))
+    try:
+        audit_vae(vae, picture(64), ("bf16",), 0, step)
+        audit_clip(clip, "a red fox", ("bf16",), 0, step)
+        model_part.audit_model(model, condition, torch.zeros(1, 4, 8, 8), ["1.0"], ("bf16",), 0, step)
+        after = torch.get_float32_matmul_precision()
+    finally:
+        handle.remove()
+        torch.set_float32_matmul_precision(before)
+    return {"seen": {line.strip(): sorted(found) for line, found in seen.items()}, "after": after}
+
+
+class Seen:
+    """Remembers which run is at work."""
+
+    line = ""
+
+    def __call__(self, line):
+        self.line = line
+
+
+def nothing_is_left_to_collect_when_the_host_unloads():
+    """Finalizers of dead models, run by the collector inside the host's own unloading, take one entry off twice."""
+    model, _ = checkpoint()
+    condition, latent = model_part.empty_conditioning(model), torch.zeros(1, 4, 8, 8)
+    free, left = comfy.model_management.free_memory, []
+
+    class Cycle:
+        """What only the collector finds."""
+
+        def __init__(self):
+            self.itself = self
+
+    def freeing(memory, *args, **kwargs):
+        left.append([ref() is not None for ref in dead])
+        return free(memory, *args, **kwargs)
+
+    dead = []
+
+    def step(_line):
+        dead.append(weakref.ref(Cycle()))
+
+    gc.disable()
+    comfy.model_management.free_memory = freeing
+    try:
+        model_part.audit_model(model, condition, latent, ["1.0"], ("bf16",), 0, step)
+    finally:
+        comfy.model_management.free_memory = free
+        gc.enable()
+    return {"unloads": len(left), "collected before": not any(left[-1])}
 
 
 def _without_encoders(clip):
@@ -319,6 +404,8 @@ CHECKS = {
         clip_encoders,
         model_at_sigmas,
         lora_counts,
+        reference_is_float32_whatever_another_pack_allows,
+        nothing_is_left_to_collect_when_the_host_unloads,
         what_is_refused,
         stop_is_heard,
     )

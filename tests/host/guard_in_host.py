@@ -3,6 +3,7 @@
 python tests/host/guard_in_host.py HOST_FOLDER RESULT.json CHECKPOINT_FOLDER
 """
 
+import asyncio
 import copy
 import gc
 import logging
@@ -354,6 +355,33 @@ def objects_go_when_nobody_uses_them():
     return {"used": while_used, "dropped by the next node": dropped, "source": kept() is None}
 
 
+def an_fp32_half_goes_with_its_prompt():
+    """The host runs each prompt as a task of its own, whether it ends well, fails or is cancelled."""
+    vae, latent = overflowing(), torch.randn(1, 4, 8, 8)
+    guarded, seen = guard_vae(vae, guards.Guard(RERUN)), {}
+
+    async def prompt(ends):
+        with CurrentNodeContext(ends, "decode"):
+            guarded.decode_tiled(latent, tile_x=4, tile_y=4, overlap=1)
+            halves = guard_of(guarded.first_stage_model)._fine[2]
+            again = guarded.decode(latent)
+            seen[ends] = [halves, guard_of(guarded.first_stage_model)._fine[2]() is halves()]
+        if ends == "fails":
+            raise ValueError
+        if ends == "cancelled":
+            raise comfy.model_management.InterruptProcessingException
+        return again
+
+    for ends in ("well", "fails", "cancelled"):
+        try:
+            asyncio.run(prompt(ends))
+        except (ValueError, comfy.model_management.InterruptProcessingException):
+            pass
+        gc.collect()
+        seen[ends][0] = seen[ends][0]() is None
+    return seen
+
+
 def one_sentence_for_many_tiles():
     """Tiles of one node are alike: the layer is looked for once."""
     family, lines = FAMILIES[TAESD], {}
@@ -544,6 +572,7 @@ CHECKS = {name: lambda name=name: vae(name) for name in LAYERS} | {
         vae_composes_with_select,
         two_guards_are_the_last_one,
         objects_go_when_nobody_uses_them,
+        an_fp32_half_goes_with_its_prompt,
         one_sentence_for_many_tiles,
         vae_that_cannot_be_run_again,
         newer_hosts_write_into_a_buffer,

@@ -8,11 +8,12 @@ import gc
 import hashlib
 import weakref
 
-from in_host import comfy, error, pack, sample, torch, write_results  # boots the host
+from in_host import comfy, error, pack, refusal, sample, torch, write_results  # boots the host
 
 # isort: split
 import comfy.ldm.modules.attention  # noqa: E402
 import comfy.model_management  # noqa: E402
+from newest_host.packed_weights import pack_blocks  # noqa: E402
 from unets import CONFIGS, conditioning, control_net, host_model, scaled_fp8_model, with_lora  # noqa: E402
 
 precision = pack("nodes.host.precision.model")
@@ -281,6 +282,38 @@ def quantized_weights_compute_in_any_dtype():
     return found
 
 
+def packed_model(change=0):
+    """SD 1.5's shape with its large matrices in a packed format, as GGUF loaders have them."""
+    model = host_model("SD 1.5")
+    assert pack_blocks(model.model) > 5
+    block = model.model.diffusion_model.input_blocks[1][1].transformer_blocks[0].attn1
+    block.to_q.weight._bytes().add_(change)
+    return model
+
+
+def packed_models_are_known_again():
+    """What Base from Model asks of a model: its fingerprint, its size, and a picture."""
+    base_model = pack("nodes.host.base_model")
+    one, same, other = packed_model(), packed_model(), packed_model(1)
+    source = host_model("SD 1.5")
+    meta = host_model("SD 1.5")
+    layer = meta.model.diffusion_model.out[2]
+    layer.weight = torch.nn.Parameter(layer.weight.to("meta"), requires_grad=False)
+    positive = conditioning("SD 1.5")
+    picture = base_model.low_noise_latent(
+        one, torch.zeros(4, 8, 8), positive, positive, steps=2, cfg=1.0, sampler_name="euler", scheduler="simple",
+        denoise=0.5, seed=1,
+    )  # fmt: skip
+    return {
+        "same": fingerprint(one) == fingerprint(same),
+        "other numbers": fingerprint(one) != fingerprint(other),
+        "as loaded": fingerprint(source) == fingerprint(host_model("SD 1.5")),
+        "parameters": [base_model.model_parameters(model) for model in (one, source)],
+        "picture": bool(torch.isfinite(picture).all()),
+        "meta": refusal(lambda: fingerprint(meta)),
+    }
+
+
 def what_is_passed_over():
     class Packed(torch.nn.Parameter):
         def dequantize(self):
@@ -309,6 +342,7 @@ CHECKS |= {
         copies_are_shared_weakly,
         what_other_nodes_put_on_it,
         quantized_weights_compute_in_any_dtype,
+        packed_models_are_known_again,
         what_is_passed_over,
     )
 }

@@ -114,6 +114,10 @@ def test_objects_go_when_nobody_uses_them(check):
     assert all(check.values()), check
 
 
+def test_an_fp32_half_goes_with_its_prompt(check):
+    assert check == {ends: [True, True] for ends in ("well", "fails", "cancelled")}
+
+
 def test_one_sentence_for_many_tiles(check):
     assert check["report only"] == check["re-run in FP32"] == [1, 1]  # once for each prompt
     assert check["report only hooked"] and check["re-run in FP32 hooked"]

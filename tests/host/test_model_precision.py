@@ -167,6 +167,13 @@ def test_quantized_weights_compute_in_any_dtype(check):
     assert check["again"] and check["source unchanged"]
 
 
+def test_packed_models_are_known_again(check):
+    """Base from Model (in tests: what it asks of a MODEL) builds on them, and other numbers are another model."""
+    assert check["same"] and check["other numbers"] and check["as loaded"] and check["picture"]
+    assert check["parameters"][0] == check["parameters"][1]
+    assert "out.2.weight is not in memory, so this model cannot be known again" in check["meta"]
+
+
 def test_what_is_passed_over(check):
     assert "Storage: quantized, as loaded; bf16 is passed over, because " in check["quantized"]
     compute, storage = check["lacks"].splitlines()[1:3]

@@ -160,13 +160,37 @@ def test_files_of_one_half(check):
     assert check["mochi"] == ["encoder", "decoder"] and check["mochi whole"] == ""
 
 
+def test_what_other_packs_put_on_a_vae(check):
+    assert check["stays"] == ["before", "between"] * 2 and check["works"] == [0, 0]
+    assert check["nobody else has it"] == [False] * 3
+    assert check["restored runs on the source's weights"] and check["nothing put, nothing copied"]
+
+
+def test_a_file_is_read_once(check):
+    assert (check["reads"], check["reads after"]) == (1, 2)
+    assert check["differs"] and check["fingerprints"] == 4 and check["seen"]
+
+
+def test_damaged_files_are_named(check):
+    assert check.pop("a path of the server") == []
+    assert check.pop("other.safetensors") == "other.safetensors holds no VAE that ComfyUI knows."
+    assert "weights_only" not in check["page.pt"]
+    for name, line in check.items():
+        assert line.startswith(f"{name}: expected a whole file of weights, got a damaged one or none ("), line
+
+
+def test_matrices_are_multiplied_in_float32(check):
+    assert check["seen"] == {"encoder": ["medium"], "decoder": ["highest"]}  # the encoder runs in BF16
+    assert check["after"] == ["medium", "medium"] and "a layer that fails" in check["said"]
+
+
 def test_what_is_refused(check):
     report, in_dtype, as_the_host = check["unknown is one"]
     assert "cannot be split: all of it runs in fp16" in report and in_dtype and as_the_host
     assert "no encoder" in check["no encoder"] and check["its decoder"] == "Decoder: bf16"
     assert "no layers" in check["pixel space"] and "patched" in check["patched"] and "no VAE" in check["empty"]
-    assert "--disable-dynamic-vram" in check["dynamic"] and check["dynamic default"]
-    assert "taesd_decoder.1.weight is quantized" in check["quantized"]
+    passed_over = "TAESD: fp32, as loaded; a dtype for it is passed over: The weight taesd_decoder.1.weight is quant"
+    assert check["quantized"].startswith(passed_over) and check["quantized passes through"]
     first, second = check["lacks"].splitlines()[1:3]
     assert first.startswith("Encoder: fp32, as loaded, because this CPU cannot compute in fp8_e4m3fn")
     assert second.startswith("Decoder: fp32, as loaded, because this version of the pack does not know")

@@ -3,10 +3,12 @@
 See in_host.py for how it is run.
 """
 
+import copy
 import functools
 import gc
 import importlib.util
 import inspect
+import os
 import re
 import weakref
 import zlib
@@ -19,9 +21,11 @@ import comfy.model_management  # noqa: E402
 import comfy.sd  # noqa: E402
 import comfy.taesd.taesd  # noqa: E402
 import comfy.utils  # noqa: E402
+import folder_paths  # noqa: E402
 from vae_families import FAMILIES, make, rounded_windows  # noqa: E402
 
 select = pack("nodes.host.precision.vae").select_vae_precision
+vae_file = pack("nodes.host.precision.vae_file")
 class_name = pack("nodes.host.vae").class_name
 LOADED_STATE = pack("nodes.host.private_copy").LOADED_STATE
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
@@ -279,9 +283,7 @@ def as_the_dataset_builder_meets_it():
 
 def files_of_one_half():
     """Files that hold an encoder or a decoder alone, by the host's loader and by ours."""
-    import folder_paths
-
-    load = pack("nodes.host.precision.vae_file").load_vae_precisely
+    load = vae_file.load_vae_precisely
     lacking = pack("nodes.host.precision.vae_halves").lacking_in_file
     cascade, small = make("Stable Cascade C (StageC_coder)", WINDOWS), make("TAESD", WINDOWS)
     halves = [
@@ -291,8 +293,7 @@ def files_of_one_half():
     folder = Path(folder_paths.get_folder_paths("vae")[0])
     folder.mkdir(parents=True, exist_ok=True)
     decoder = {key: value for key, value in small.items() if not key.startswith("taesd_encoder")}
-    decoder = {key: value.clone(memory_format=torch.contiguous_format) for key, value in decoder.items()}
-    comfy.utils.save_torch_file(decoder, str(folder / "decoder.safetensors"))
+    comfy.utils.save_torch_file(own_memory(decoder), str(folder / "decoder.safetensors"))
     with torch.device("meta"):
         mochi = FAMILIES["Mochi (VideoVAE)"].module()
     return {
@@ -307,6 +308,111 @@ def files_of_one_half():
     }
 
 
+def what_other_packs_put_on_a_vae():
+    """An attribute set between two selectors, on a copy of the object as well-behaved packs make it."""
+    source = taesd()
+    source.of_a_pack_before = "before"
+    first = copy.copy(select(source, "bf16", "default").vae)
+    first.of_a_pack = "between"
+    first.process_output = lambda image: image * 0
+    latent = torch.randn(1, 4, 8, 8)
+    chosen, restored = select(first, "bf16", "fp32").vae, select(first).vae
+    other = select(source, "bf16", "fp32").vae
+    straight = select(select(source, "bf16", "default").vae).vae
+    return {
+        "stays": [getattr(vae, name) for vae in (chosen, restored) for name in ("of_a_pack_before", "of_a_pack")],
+        "works": [float(vae.decode(latent).abs().max()) for vae in (chosen, restored)],
+        "nobody else has it": [hasattr(vae, "of_a_pack") for vae in (source, other, straight)],
+        "restored runs on the source's weights": restored.patcher is source.patcher,
+        "nothing put, nothing copied": straight is source,
+    }
+
+
+def own_memory(state):
+    return {key: value.clone(memory_format=torch.contiguous_format) for key, value in state.items()}
+
+
+def a_file_is_read_once():
+    """Two dtypes of one file are one model; a file that was replaced is another."""
+    load_file, times = comfy.utils.load_torch_file, []
+
+    def counting(path, *args, **kwargs):
+        times.append(path)
+        return load_file(path, *args, **kwargs)
+
+    folder = Path(folder_paths.get_folder_paths("vae")[0])
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "once.safetensors"
+    state = own_memory(make("TAESD", WINDOWS))
+    comfy.utils.save_torch_file(state, str(path))
+    comfy.utils.load_torch_file = counting
+    try:
+        given = [("fp32", "fp32"), ("bf16", "fp32"), ("default", "bf16")]
+        fingerprints, latent = [], torch.randn(1, 4, 8, 8)
+        for encoder, decoder in given:  # as the host does: asked for, what the last prompt made is gone, made
+            fingerprints.append(vae_file.fingerprint_vae_file(path.name, encoder, decoder))
+            made = None
+            gc.collect()
+            made = vae_file.load_vae_precisely(path.name, encoder, decoder).vae
+        reads, before = len(times), made.decode(latent)
+        state["taesd_decoder.1.weight"] = state["taesd_decoder.1.weight"] * 2
+        comfy.utils.save_torch_file(state, str(path))
+        os.utime(path, ns=(1, 1))
+        fingerprints.append(vae_file.fingerprint_vae_file(path.name, *given[-1]))
+        replaced = vae_file.load_vae_precisely(path.name, *given[-1]).vae
+        known = weakref.ref(replaced)
+        del made, replaced
+        gc.collect()
+        return {"reads": reads, "reads after": len(times), "differs": known() is None,
+                "fingerprints": len({*fingerprints}), "seen": bool(before.std() > 0)}  # fmt: skip
+    finally:
+        comfy.utils.load_torch_file = load_file
+
+
+def damaged_files_are_named():
+    folder = Path(folder_paths.get_folder_paths("vae")[0])
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = folder / "whole.safetensors"
+    comfy.utils.save_torch_file(own_memory(make("TAESD", WINDOWS)), str(whole))
+    files = {
+        "empty.safetensors": b"", "page.safetensors": b"<!DOCTYPE html><html>not found</html>",
+        "page.pt": b"<!DOCTYPE html>", "cut.safetensors": whole.read_bytes()[:100_000], "empty.ckpt": b"",
+    }  # fmt: skip
+    said = {}
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+        said[name] = refusal(lambda name=name: vae_file.load_vae_precisely(name, "fp32", "fp32"))
+    comfy.utils.save_torch_file({"some.weight": torch.zeros(2)}, str(folder / "other.safetensors"))
+    said["other.safetensors"] = refusal(lambda: vae_file.load_vae_precisely("other.safetensors", "fp32", "fp32"))
+    said["a path of the server"] = [name for name, line in said.items() if str(folder) in line]
+    return said
+
+
+def matrices_are_multiplied_in_float32():
+    """Whatever another pack has allowed; and it is allowed again afterwards."""
+    source, seen = taesd(BF16), {"encoder": set(), "decoder": set()}
+    made = select(source, "bf16", "fp32").vae
+    for half in seen:
+        part = getattr(made.first_stage_model, f"taesd_{half}")
+        part.register_forward_hook(lambda *_, half=half: seen[half].add(torch.get_float32_matmul_precision()))
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        made.decode(made.encode(torch.rand(1, 64, 64, 3)))
+        after = torch.get_float32_matmul_precision()
+        made.first_stage_model.taesd_decoder.register_forward_hook(_fail)
+        failed = refusal(lambda: made.decode(torch.randn(1, 4, 8, 8)))
+        after_failure = torch.get_float32_matmul_precision()
+    finally:
+        torch.set_float32_matmul_precision(before)
+    return {"seen": {half: sorted(found) for half, found in seen.items()}, "after": [after, after_failure],
+            "said": failed}  # fmt: skip
+
+
+def _fail(*_):
+    raise ValueError("a layer that fails")
+
+
 def what_is_refused():
     class Unknown(comfy.taesd.taesd.TAESD):
         pass
@@ -318,8 +424,7 @@ def what_is_refused():
     pixel = comfy.sd.VAE(sd={"pixel_space_vae": torch.tensor(1.0)})
     empty = taesd()
     empty.first_stage_model = None
-    dynamic, quantized = taesd(), taesd()
-    dynamic.patcher.is_dynamic = lambda: True
+    quantized = taesd()
 
     class Packed(torch.nn.Parameter):
         def dequantize(self):
@@ -335,9 +440,8 @@ def what_is_refused():
         "pixel space": refusal(lambda: select(pixel, "bf16", "bf16")),
         "patched": refusal(lambda: select(patched, "bf16", "bf16")),
         "empty": refusal(lambda: select(empty, "bf16", "bf16")),
-        "dynamic": refusal(lambda: select(dynamic, "bf16", "bf16")),
-        "dynamic default": select(dynamic).vae is dynamic,
-        "quantized": refusal(lambda: select(quantized, "default", "bf16")),
+        "quantized": select(quantized, "default", "bf16").report,
+        "quantized passes through": select(quantized, "default", "bf16").vae is quantized,
         "lacks": select(taesd(), "fp8_e4m3fn", "fp5").report,
         "auto": select(taesd(), "auto", "auto").report,
         "rounded": select(taesd(BF16), "default", "fp32").report,
@@ -368,6 +472,10 @@ CHECKS = {name: lambda name=name: family(name) for name, kind in FAMILIES.items(
         a_layer_of_another_dtype,
         as_the_dataset_builder_meets_it,
         files_of_one_half,
+        what_other_packs_put_on_a_vae,
+        a_file_is_read_once,
+        damaged_files_are_named,
+        matrices_are_multiplied_in_float32,
         classes,
         what_is_refused,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import weakref
 from typing import Any
 
@@ -82,6 +83,8 @@ def _read(path: str, name: str) -> Any:
         raise
     except Exception as error:  # each format has errors of its own
         why = (str(error).splitlines() or [type(error).__name__])[0].replace(path, name)[:200]
+        if isinstance(error, pickle.UnpicklingError):  # torch advises to read it unsafely
+            why = "it cannot be read as weights alone"
         raise BadInput(f"{name}: expected a whole file of weights, got a damaged one or none ({why}).") from error
     if name.startswith(_CHECKPOINTS):
         state = _vae_of(state, name)
