@@ -43,6 +43,7 @@ SYMBOLS: dict[str, dict[str, str]] = {
     "comfy.model_detection": {"model_config_from_unet": CALL, "unet_prefix_from_state_dict": CALL},
     "comfy.model_management": {
         "InterruptProcessingException": KIND,
+        "OOM_EXCEPTION": THERE,
         "current_loaded_models": THERE,
         "free_memory": CALL,
         "get_free_memory": CALL,
@@ -50,6 +51,7 @@ SYMBOLS: dict[str, dict[str, str]] = {
         "get_torch_device_name": CALL,
         "get_total_memory": CALL,
         "in_training": NEWER,
+        "interrupt_current_processing": CALL,
         "is_device_cpu": CALL,
         "load_models_gpu": CALL,
         "loaded_models": CALL,
@@ -260,6 +262,7 @@ MEMBERS: dict[str, dict[str, str]] = {
         "process_input": THERE,
         "process_output": THERE,
         "vae_dtype": THERE,
+        "vae_output_dtype": OPTIONAL,
         "working_dtypes": THERE,
     },
     "CLIP": {
@@ -348,7 +351,7 @@ MEMBERS: dict[str, dict[str, str]] = {
     "combo of a node": {"id": THERE, "options": THERE},
     "prompt while it runs": {"get_node": CALL, "has_node": CALL},
     "context of a node": {"prompt_id": THERE},
-    "server": {"client_id": THERE, "instance": THERE, "send_progress_text": CALL},
+    "server": {"client_id": THERE, "instance": THERE, "routes": THERE, "send_progress_text": CALL},
     "progress bar": {"update_absolute": CALL},
 }
 

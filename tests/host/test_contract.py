@@ -67,7 +67,7 @@ def test_the_hosts_objects_have_every_member_and_take_our_calls(hosts, record_pr
     assert found["wrong"] == {}
     assert found["without an object"] == []
     assert hosts["0.3.75"]["server"] == {
-        "instance": True, "client_id": True, "send_progress_text": ["self", "text", "node_id", "sid"],
+        "instance": True, "client_id": True, "routes": True, "send_progress_text": ["self", "text", "node_id", "sid"],
     }  # fmt: skip
 
 
