@@ -214,8 +214,10 @@ def check_server():
     """The server's own attributes, by its source: it does not start here."""
     source = inspect.getsource(server.PromptServer.__init__)
     takes = inspect.signature(server.PromptServer.send_progress_text).parameters
-    return {"instance": "PromptServer.instance = self" in source, "client_id": "self.client_id" in source, "routes": "self.routes" in source,
-            "send_progress_text": list(takes)[:4]}  # fmt: skip
+    return {
+        "instance": "PromptServer.instance = self" in source, "client_id": "self.client_id" in source,
+        "routes": "self.routes" in source, "send_progress_text": list(takes)[:4],
+    }  # fmt: skip
 
 
 def check_newer():
