@@ -51,6 +51,7 @@ SYMBOLS: dict[str, dict[str, str]] = {
         "get_torch_device_name": CALL,
         "get_total_memory": CALL,
         "in_training": NEWER,
+        "interrupt_current_processing": CALL,
         "is_device_cpu": CALL,
         "load_models_gpu": CALL,
         "loaded_models": CALL,
@@ -261,7 +262,7 @@ MEMBERS: dict[str, dict[str, str]] = {
         "process_input": THERE,
         "process_output": THERE,
         "vae_dtype": THERE,
-        "vae_output_dtype": NEWER,
+        "vae_output_dtype": OPTIONAL,
         "working_dtypes": THERE,
     },
     "CLIP": {
@@ -350,7 +351,7 @@ MEMBERS: dict[str, dict[str, str]] = {
     "combo of a node": {"id": THERE, "options": THERE},
     "prompt while it runs": {"get_node": CALL, "has_node": CALL},
     "context of a node": {"prompt_id": THERE},
-    "server": {"client_id": THERE, "instance": THERE, "send_progress_text": CALL},
+    "server": {"client_id": THERE, "instance": THERE, "routes": THERE, "send_progress_text": CALL},
     "progress bar": {"update_absolute": CALL},
 }
 

@@ -200,7 +200,7 @@ def check_members():
     for kind, found in have.items():
         for member, how in contract.MEMBERS[kind].items():
             counts[how] = counts.get(how, 0) + 1
-            if kind == "server" and member in ("client_id", "instance"):
+            if kind == "server" and member in ("client_id", "instance", "routes"):
                 continue  # set as the server starts: check_server
             for each in found if isinstance(found, list) else [found]:
                 one = each[member] if isinstance(each, dict) else each
@@ -214,8 +214,10 @@ def check_server():
     """The server's own attributes, by its source: it does not start here."""
     source = inspect.getsource(server.PromptServer.__init__)
     takes = inspect.signature(server.PromptServer.send_progress_text).parameters
-    return {"instance": "PromptServer.instance = self" in source, "client_id": "self.client_id" in source,
-            "send_progress_text": list(takes)[:4]}  # fmt: skip
+    return {
+        "instance": "PromptServer.instance = self" in source, "client_id": "self.client_id" in source,
+        "routes": "self.routes" in source, "send_progress_text": list(takes)[:4],
+    }  # fmt: skip
 
 
 def check_newer():

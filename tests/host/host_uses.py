@@ -55,6 +55,7 @@ _FOREIGN = (
 _TORCH_MODULE = {
     "_modules", "_buffers", "_parameters", "_non_persistent_buffers_set", "_forward_hooks", "_forward_pre_hooks",
 }  # fmt: skip
+_AIOHTTP = {"FileResponse", "HTTPNotFound", "Request", "StreamResponse", "match_info"}
 _SCHEMA_API = "comfy_api.latest"
 _LOOKS = ("getattr", "hasattr", "setattr", "delattr")
 
@@ -248,6 +249,8 @@ def _ours() -> set[str]:
     """Every name that the pack itself gives to a function, class, field or attribute of its own."""
     found = set()
     for _path, tree in _sources("nodes", "training"):
+        for line in tree.body:
+            found |= {target.id for target in getattr(line, "targets", []) if isinstance(target, ast.Name)}
         for node in ast.walk(tree):
             if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
                 found.add(node.name)
@@ -261,4 +264,4 @@ def _ours() -> set[str]:
 
 
 def _foreign() -> set[str]:
-    return _TORCH_MODULE.union(*(dir(kind) for kind in _FOREIGN))
+    return (_TORCH_MODULE | _AIOHTTP).union(*(dir(kind) for kind in _FOREIGN))

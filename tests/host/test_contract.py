@@ -67,7 +67,7 @@ def test_the_hosts_objects_have_every_member_and_take_our_calls(hosts, record_pr
     assert found["wrong"] == {}
     assert found["without an object"] == []
     assert hosts["0.3.75"]["server"] == {
-        "instance": True, "client_id": True, "send_progress_text": ["self", "text", "node_id", "sid"],
+        "instance": True, "client_id": True, "routes": True, "send_progress_text": ["self", "text", "node_id", "sid"],
     }  # fmt: skip
 
 
@@ -84,5 +84,5 @@ def test_what_only_newer_hosts_have_is_not_in_0_3_75_and_the_stand_ins_have_what
         # read in the public text and looked for by the pack, but of no part of the host that stands in here
         "comfy.model_management.in_training", "latent format: spacial_downscale_ratio",
         "layer while loaded: _comfy_graph", "layer while loaded: _pins", "layer while loaded: _prefetch",
-        "layer while loaded: _v_block", "layer while loaded: comfy_force_cast_weights", "VAE: vae_output_dtype",
+        "layer while loaded: _v_block", "layer while loaded: comfy_force_cast_weights",
     }  # fmt: skip
