@@ -2,6 +2,7 @@
 
     .dev/venv/bin/python dev/make_english.py
 
+It also writes tests/host/node_inputs.json, the inputs that saved workflows rely on, unless one of them has moved.
 locales/zh/nodeDefs.json is written by people; tests/host/test_locales.py says what it lacks.
 """
 
@@ -15,6 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))
 
+from tests.host import node_inputs  # noqa: E402
 from tests.host.server import PACK_NAME, HostServer  # noqa: E402
 
 HOST = Path(os.environ.get("REF2V_HOST") or ROOT / ".dev" / "host" / "ComfyUI")
@@ -56,6 +58,11 @@ def english(entry: dict) -> dict:
 
 if __name__ == "__main__":
     with HostServer(HOST) as host:
-        definitions = english(node_definitions(host.object_info()))
+        said = host.object_info()
+    definitions = english(node_definitions(said))
+    inputs = node_inputs.of_nodes(said, PACK_NAME)
+    if node_inputs.FILE.exists() and (broken := node_inputs.broken_promises(node_inputs.promised(), inputs)):
+        sys.exit("Saved workflows would read wrongly; inputs grow at the end, optional:\n" + "\n".join(broken))
+    node_inputs.write(inputs)
     FILE.write_text(json.dumps(definitions, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     print(f"{FILE}: {len(definitions)} nodes")

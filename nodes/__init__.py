@@ -58,4 +58,11 @@ def comfy_entrypoint() -> Ref2VExtension:
         register_model_folder()
     except Exception as problem:
         _left_out("its folder of refiners", problem)
+    try:
+        from .host.templates import be_found, serve_thumbnails
+
+        be_found()
+        serve_thumbnails()
+    except Exception as problem:
+        _left_out("the pictures of its workflows", problem)
     return Ref2VExtension()

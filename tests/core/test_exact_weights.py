@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from torch.nn import Linear
 
 from tests.core.starts import write_start
 from training.checkpoint import load_newest
@@ -56,7 +57,7 @@ def test_a_start_is_not_rounded_before_the_average_is_made(configure, watch, rou
 
 
 def test_the_average_follows_the_exact_weight():
-    net = torch.nn.Linear(1, 1, bias=False)
+    net = Linear(1, 1, bias=False)
     torch.nn.init.constant_(net.weight, 1.0)
     ema = EMA(net, 0.5)
     net.bfloat16()

@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 import textwrap
+import types
 
 from in_host import PACK, pack, write_results
 
@@ -165,6 +166,20 @@ def of_versions() -> dict:
     return {str(version): in_a_fork(lambda v=version: case(v)) for version in versions}
 
 
+def folder_names() -> dict:
+    """{names of folders that a host looks for workflows in: those after the pack is loaded}; made of names alone."""
+
+    def case(names):
+        manager = types.ModuleType("app.custom_node_manager")
+        manager.EXAMPLE_WORKFLOW_FOLDER_NAMES = list(names)
+        sys.modules["app.custom_node_manager"] = manager
+        load_again()
+        return manager.EXAMPLE_WORKFLOW_FOLDER_NAMES
+
+    known = (["example_workflows"], ["example_workflows", "workflows"])
+    return {" ".join(names): in_a_fork(lambda n=names: case(n)) for names in known}
+
+
 def a_node_that_cannot_run() -> dict:
     """What a person reads who runs a node that this host cannot hold."""
 
@@ -188,6 +203,7 @@ CHECKS = {
     "only_latest": only_latest,
     "latest_changed": latest_changed,
     "of_versions": of_versions,
+    "folder_names": folder_names,
     "a_node_that_cannot_run": a_node_that_cannot_run,
 }
 

@@ -9,6 +9,7 @@ from in_host import pack, torch, write_results  # boots the host
 import comfy.sd  # noqa: E402
 from checkpoints import Windows  # noqa: E402
 from clip_families import host_clip  # noqa: E402
+from torch.nn import Linear  # noqa: E402
 from unets import host_model, scaled_fp8_model  # noqa: E402
 from vae_families import make  # noqa: E402
 
@@ -81,7 +82,7 @@ def a_part_that_cannot_be_changed_passes_through():
     """A MODEL of quantized weights, a CLIP without known encoders and a patched VAE, each beside ordinary ones."""
     plan = preset_plan("article", torch.device("cpu"))
     odd = {"model": scaled_fp8_model(), "clip": loaded()["clip"], "vae": loaded()["vae"]}
-    odd["clip"].cond_stage_model = torch.nn.Linear(2, 2)
+    odd["clip"].cond_stage_model = Linear(2, 2)
     key = next(iter(odd["vae"].first_stage_model.state_dict()))
     odd["vae"].patcher.add_patches({key: (torch.zeros_like(odd["vae"].first_stage_model.state_dict()[key]),)})
     found = {}

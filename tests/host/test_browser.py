@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,8 @@ from tests.host.server import PACK, PACK_NAME
 from tests.host.workflows import NAMES, PICTURES, api, make_inputs, ui
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason=HOW_TO_INSTALL)
+
+OLDER = Path(__file__).parent / "older_workflows"  # NAME.COMMIT.json and .api.json, as they were in that commit
 
 # A point on a node, given from its corner in the graph's own units, as a point on the screen.
 ON_SCREEN = """
@@ -23,6 +26,16 @@ WIDGET = "([id, name]) => app.graph.getNodeById(id).widgets.find(widget => widge
 WIDGET_AT = f"([id, name]) => [app.graph.getNodeById(id).size[0] - 70, ({WIDGET})([id, name]).y + 10]"
 
 CHINESE = "[\u4e00-\u9fff]+"
+
+# Pairs of nodes that lie on each other.
+ON_EACH_OTHER = """
+() => {
+    const boxes = app.graph.nodes.map(
+        ({title, pos, size}) => [title, pos[0], pos[1] - 30, pos[0] + size[0], pos[1] + size[1]])
+    return boxes.flatMap((a, i) => boxes.slice(0, i)
+        .filter(b => a[1] < b[3] && b[1] < a[3] && a[2] < b[4] && b[2] < a[4]).map(b => [a[0], b[0]]))
+}
+"""
 
 OPEN = "async ([graph, name]) => { await app.loadGraphData(graph, true, true, name) }"
 COMPLAINTS = (
@@ -92,9 +105,26 @@ def test_every_workflow_opens_whole_and_exports_what_the_api_file_says(person):
         assert set(person.page.evaluate(COMPLAINTS)) <= {"MarkdownNote"}, name
         assert person.page.locator(".p-dialog").count() == 0, f"{name}: {person.page.locator('.p-dialog').inner_text()}"
         exported = json.loads(person.page.evaluate("async () => JSON.stringify((await app.graphToPrompt()).output)"))
-        for entry in exported.values():
-            entry["inputs"].pop("preview", None)  # the text that PreviewAny shows
         assert exported == api(name), name
+    assert person.errors == []
+
+
+def test_older_files_of_ours_open_as_they_were_meant(person):
+    """As they were committed: `start_from` and `lora_rank` had come in before `more`, seeds had a widget more."""
+    names = sorted(path.stem for path in OLDER.glob("*.json") if ".api" not in path.stem)
+    assert len(names) >= 4
+    for name in names:
+        graph, meant = (json.loads((OLDER / f"{name}{kind}.json").read_text(encoding="utf-8")) for kind in ("", ".api"))
+        person.page.evaluate(OPEN, [graph, name])
+        person.page.wait_for_timeout(300)
+        exported = json.loads(person.page.evaluate("async () => JSON.stringify((await app.graphToPrompt()).output)"))
+        assert exported.keys() == meant.keys()
+        for node, entry in meant.items():
+            if entry["class_type"].startswith("Ref2V"):
+                opened = exported[node]["inputs"]
+                assert {key: opened[key] for key in entry["inputs"]} == entry["inputs"], f"{name}: {node} has moved"
+                later = {key: opened[key] for key in opened.keys() - entry["inputs"].keys()}
+                assert not any(later.values()), f"{name}: what came later is not at its default: {later}"
     assert person.errors == []
 
 
@@ -121,8 +151,9 @@ def test_a_person_trains_a_refiner_from_the_template_browser(host, person, first
 
     page.get_by_role("button", name="Run", exact=True).click()
     page.wait_for_function("() => app.graph.getNodeById(7).imgs?.[0]?.naturalWidth === 640", timeout=300_000)
-    page.wait_for_function("() => app.graph.getNodeById(6).widgets.some(w => /Measured on/.test(w.value))")
-    assert "training pairs" in page.evaluate("() => app.graph.getNodeById(5).widgets.map(w => w.value).join()")
+    page.wait_for_function(f"() => /Measured on/.test(({WIDGET})([4, 'ref2v_text']).value)")
+    assert "training pairs" in person.value(3, "ref2v_text")
+    assert page.evaluate(ON_EACH_OTHER) == []
     assert page.evaluate("() => app.graph.getNodeById(3).imgs?.[0]?.naturalWidth") > 100  # the contact sheet
     assert (host.base / "output" / "refiners" / "browser" / "refiner.safetensors").is_file()
     assert person.errors == []

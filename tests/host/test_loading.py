@@ -63,6 +63,12 @@ def test_either_version_of_the_schema_api_is_enough(loaded, case):
     assert passed(loaded, case) == {"nodes": ALL, "log": []}
 
 
+def test_a_host_that_knew_only_the_documented_folder_of_workflows_finds_ours(loaded):
+    """The list is a stand-in, as newer hosts have it in a module; 0.3.75 has it inside a function and knows ours."""
+    both = ["example_workflows", "workflows"]
+    assert set(map(tuple, passed(loaded, "folder_names").values())) == {tuple(both)}
+
+
 def test_a_host_that_is_too_old_hears_so_in_one_line(loaded):
     lines = passed(loaded, "of_versions")
     (line,) = lines.pop("0.3.64")

@@ -202,6 +202,15 @@ def test_no_node_is_there_only_to_show_a_text(name):
     assert not of_type(api(name), "PreviewAny") + of_type(api(name), "PreviewText")
 
 
+def test_pictures_of_workflows_are_there_where_the_host_serves_json_alone(host):
+    """The host's own folder lies under /api alone, so what answers here is ours; newer hosts have JSON alone there."""
+    for name in NAMES:
+        assert host.request(f"/workflow_templates/{PACK_NAME}/{name}.jpg")[:2] == b"\xff\xd8"
+    for wrong in ("no_such_workflow.jpg", "..%2Fweb%2Ftext.jpg", "%2e%2e%2fREADME.jpg"):
+        with pytest.raises(OSError, match="404"):
+            host.request(f"/workflow_templates/{PACK_NAME}/{wrong}")
+
+
 def test_notes_speak_of_workflows_that_exist():
     mentioned = {}
     for name in NAMES:

@@ -3,6 +3,7 @@
 import gc
 
 from in_host import comfy, pack, torch, write_results
+from torch.nn import Linear
 
 training = pack("nodes.host.refiner_training")
 CPU = torch.device("cpu")
@@ -17,7 +18,7 @@ class Collecting(comfy.model_patcher.ModelPatcher):
 
 
 def load(patcher_class=comfy.model_patcher.ModelPatcher):
-    patcher = patcher_class(torch.nn.Linear(8, 8), load_device=CPU, offload_device=CPU)
+    patcher = patcher_class(Linear(8, 8), load_device=CPU, offload_device=CPU)
     comfy.model_management.load_models_gpu([patcher])
     return patcher
 

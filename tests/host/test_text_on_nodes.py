@@ -1,0 +1,91 @@
+"""What a node says of its run, in a browser: on the node, in two front ends and both their ways of drawing nodes."""
+
+import json
+import subprocess
+
+import pytest
+
+from tests.host.browser import HOW_TO_INSTALL, find_chromium, front_end, newest_front_end
+from tests.host.conftest import STATE
+from tests.host.server import HostServer
+
+pytestmark = pytest.mark.skipif(find_chromium() is None, reason=HOW_TO_INSTALL)
+
+NODE = 1
+ATTENTION = {
+    "preset": "SD1.5", "size": "768x768", "width": 768, "height": 768, "batch_size": 1, "frames": 1, "dtype": "bf16",
+    "backend": "basic", "cfg": True, "text_tokens": 0, "memory_gib": 8,
+}  # fmt: skip
+GRAPH = {str(NODE): {"class_type": "Ref2VEstimateAttentionMemory", "inputs": ATTENTION}}
+
+PUT_IN_SIGHT = """
+() => { app.canvas.ds.scale = 1; app.canvas.ds.offset = [200, 100]; app.graph.setDirtyCanvas(true, true) }
+"""
+TEXT = f"app.graph.getNodeById({NODE}).widgets.find(widget => widget.name === 'ref2v_text').value"
+SAVED = "JSON.stringify(app.graph.serialize())"
+EXPORTED = "async () => JSON.stringify((await app.graphToPrompt()).output)"
+LOOKS = """
+box => {
+    const style = getComputedStyle(box), row = [...box.children].find(line => line.textContent.startsWith('self, full'))
+    return {
+        font: style.fontFamily, scrolls: style.overflowY, more: box.scrollHeight > box.clientHeight,
+        row: getComputedStyle(row).whiteSpace, fences: box.textContent.includes('```'),
+    }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def newest(host_path):
+    try:
+        files = newest_front_end(STATE)
+    except (OSError, subprocess.SubprocessError) as problem:
+        pytest.skip(f"The newest front end could not be fetched: {problem}")
+    with HostServer(host_path, args=("--front-end-root", str(files))) as server:
+        yield server
+
+
+def run(page, host, gibibytes: int) -> str:
+    """Set memory_gib, press Run; the text on the node once it speaks of that, which is what the queue has, too."""
+    page.evaluate(f"app.graph.getNodeById({NODE}).widgets.find(w => w.name === 'memory_gib').value = {gibibytes}")
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.wait_for_function(f"() => {TEXT}.includes('an empty GPU of {gibibytes} GiB')")
+    text = page.evaluate(TEXT)
+    said = [entry["outputs"][str(NODE)]["text"] for entry in host.get("/history").values()]
+    assert [text] in said  # ui.text, for clients of the API
+    return text
+
+
+@pytest.mark.parametrize("nodes_2", [False, True], ids=["canvas", "nodes 2.0"])
+@pytest.mark.parametrize("which", ["host", "newest"])
+def test_what_a_node_says_stands_on_it(request, which, nodes_2):
+    host = request.getfixturevalue(which)
+    with front_end(host, nodes_2=nodes_2) as page:
+        errors = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.evaluate("async graph => { await app.loadApiJson(graph, 'text') }", GRAPH)
+        page.evaluate(PUT_IN_SIGHT)
+        assert bool(page.evaluate("LiteGraph.vueNodesMode")) == nodes_2
+        before = json.loads(page.evaluate(SAVED))["nodes"][0]["widgets_values"]
+
+        first = run(page, host, 8)
+        box = page.locator("pre").filter(has_text="Verdict: fits")
+        box.wait_for()
+        place = box.bounding_box()
+        assert place["height"] > 100 and place["width"] > 150
+        looks = box.evaluate(LOOKS)
+        assert "monospace" in looks.pop("font")
+        assert looks == {"scrolls": "auto", "more": True, "row": "pre", "fences": False}
+
+        assert run(page, host, 16) != first
+        assert page.locator("pre").filter(has_text="Verdict: fits").count() == 1
+
+        # neither a saved workflow nor the prompt knows of it, and a workflow that is opened again runs again
+        saved = page.evaluate(SAVED)
+        assert json.loads(saved)["nodes"][0]["widgets_values"] == [*before[:-1], 16]
+        assert json.loads(page.evaluate(EXPORTED))[str(NODE)]["inputs"] == {**ATTENTION, "memory_gib": 16}
+        page.evaluate("async saved => { await app.loadGraphData(JSON.parse(saved), true, true, 'again') }", saved)
+        page.wait_for_timeout(300)
+        assert page.evaluate(TEXT) == ""
+        run(page, host, 24)
+        assert errors == []
