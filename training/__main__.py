@@ -7,6 +7,7 @@ From any folder, with any Python: a portable build's ignores the current folder 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from pathlib import Path
@@ -15,9 +16,10 @@ CALLED = "python -m training"
 if not __package__:
     # Run by its path, this folder stands first in sys.path, where `import times` or `import names` would find our
     # modules. The pack's own folder takes its place, as `-m` has it; processes that we start get the same list.
-    here = Path(__file__).absolute().parent
+    # abspath, for `python ..` has no name that could be a package's.
+    here = Path(os.path.abspath(__file__)).parent
     CALLED = f"python {here}"
-    sys.path[:] = [str(here.parent) if Path(entry).absolute() == here else entry for entry in sys.path]
+    sys.path[:] = [str(here.parent) if os.path.abspath(entry) == str(here) else entry for entry in sys.path]
     __package__ = here.name  # of the relative imports below
 
 from .errors import BadInput, TrainingFailed  # noqa: E402

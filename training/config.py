@@ -315,14 +315,9 @@ class TrainConfig(Section):
         return values
 
     def _rounding_of_the_weights(self) -> dict[str, str]:
-        """`rounding` as it enters the identity: what is done, and nothing where it is what it was in the first runs.
-
-        "average" sets runs apart whose average was made of weights rounded to bfloat16 from those where it is exact.
-        """
+        """`rounding` as it enters the identity: what is done, and nothing where it is what it was in the first runs."""
         rounding = self.optimizer.chosen_rounding
-        if self.precision != "pure_bf16" or rounding == FORMER_ROUNDING:
-            return {}
-        return {"rounding": rounding, "average": "of exact weights"}
+        return {} if self.precision != "pure_bf16" or rounding == FORMER_ROUNDING else {"rounding": rounding}
 
     def as_begun(self, identity: Any) -> TrainConfig:
         """This configuration, with what it leaves to "auto" as a run of that identity, begun earlier, has it.

@@ -85,15 +85,19 @@ def centre_crop(pair: dict[str, Tensor], side: int | None) -> tuple[Tensor, Tens
 
 
 def condition_of(
-    data: RefinerDataset, pairs: Sequence[dict[str, Tensor]], size: tuple[int, int], empty: dict[str, Tensor], device
+    data: RefinerDataset,
+    pairs: Sequence[dict[str, Tensor]],
+    sizes: Sequence[tuple[int, int]],
+    empty: dict[str, Tensor],
+    device,
 ) -> dict[str, Tensor]:
-    """The conditioning of a batch of pairs. size: (height, width) in latent cells that the network is told, as in
-    training: those of what it is shown."""
+    """The conditioning of a batch of pairs. sizes: (height, width) in latent cells that the network is told of each,
+    as in training: those of what it is shown."""
     kinds = ("context", "pooled") if "pooled" in empty else ("context",)
     condition = {kind: torch.stack([pair.get(kind, empty[kind]) for pair in pairs]).to(device) for kind in kinds}
     if "pooled" in empty:
-        height, width = (side * data.latent["downscale"] for side in size)
-        told = [[height, width, 0, 0, height, width]] * len(pairs)
+        pixels = [[side * data.latent["downscale"] for side in size] for size in sizes]
+        told = [[height, width, 0, 0, height, width] for height, width in pixels]
         condition["time_ids"] = torch.tensor(told, dtype=torch.float32, device=device)
     return condition
 
@@ -155,8 +159,8 @@ def evaluate(
         e = torch.stack([
             torch.randn(z.shape[1:], generator=torch.Generator().manual_seed(seed + index)) for index in batch
         ])  # fmt: skip
-        size = pairs[0]["z"].shape[-2:] if told_whole else z.shape[-2:]
-        condition = condition_of(data, pairs, size, empty, device)
+        sizes = [(pair["z"] if told_whole else z).shape[-2:] for pair in pairs]
+        condition = condition_of(data, pairs, sizes, empty, device)
         on_device = [tensor.to(device) for tensor in (z, b, e)]
         once = refiner.remembering()
         walked = {steps: once.refine(*on_device[1:], condition, times_of(steps)).cpu() for steps in step_counts}

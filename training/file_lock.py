@@ -85,10 +85,10 @@ def lock(file: IO[bytes]) -> None:
             time.sleep(_PAUSE)
     _locked.add(file)
     with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
-        file.seek(0)
-        file.truncate()
-        file.write(f"{os.getpid()} {platform.node()}".encode("utf-8", "replace"))
-        file.flush()
+        # not by the file's buffer, which would try again when it is closed, and fail there
+        os.ftruncate(file.fileno(), 0)
+        os.lseek(file.fileno(), 0, os.SEEK_SET)
+        os.write(file.fileno(), f"{os.getpid()} {platform.node()}".encode("utf-8", "replace"))
 
 
 def _holder_is_at_work(file: IO[bytes]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -17,21 +18,42 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # without it torch refuses cuBLAS in det
 def run_settings(deterministic: bool) -> Iterator[None]:
     """Within the block FP32 matrices are multiplied in FP32, whatever another node pack has allowed; with
     `deterministic` sums on a GPU come out alike each time, and an operation that cannot is refused by torch."""
-    matrices = torch.get_float32_matmul_precision()
+    matrices = _matrices()
     algorithms = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
     workspace = os.environ.get(_WORKSPACE)
     try:
-        torch.set_float32_matmul_precision("highest")
+        _set_matrices("highest" if isinstance(matrices, str) else ("ieee",) * len(matrices))
         if deterministic:
             os.environ.setdefault(_WORKSPACE, ":4096:8")
             torch.use_deterministic_algorithms(True)
             torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
         yield
     finally:
-        torch.set_float32_matmul_precision(matrices)
+        _set_matrices(matrices)
         if deterministic:
             torch.use_deterministic_algorithms(algorithms[0], warn_only=algorithms[1])
             torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
             if workspace is None:
                 os.environ.pop(_WORKSPACE, None)
+
+
+def _matrices() -> str | tuple[str, ...]:
+    """How FP32 matrices are multiplied now: torch's one word, or one for each of `_backends` where another program has
+    set them apart, of which torch (2.9 and later) then refuses to speak in one word."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return tuple(backend.fp32_precision for backend in _backends())
+
+
+def _set_matrices(precision: str | tuple[str, ...]) -> None:
+    if isinstance(precision, str):
+        torch.set_float32_matmul_precision(precision)
+        return
+    for backend, each in zip(_backends(), precision, strict=True):
+        backend.fp32_precision = each
+
+
+def _backends() -> tuple[Any, ...]:
+    return torch.backends.cuda.matmul, torch.backends.mkldnn.matmul

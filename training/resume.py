@@ -10,6 +10,9 @@ import torch
 from .errors import BadInput
 from .journal import Journal
 
+EXACT, ROUNDED = "exact weights", "rounded weights"
+"""Of what a pure_bf16 run makes its averaged weights; checkpoints that do not say it are of the latter kind."""
+
 if TYPE_CHECKING:
     from .config import TrainConfig
     from .plan import Plan
@@ -52,6 +55,17 @@ def refuse_other_position(state: dict[str, Any], *, micro_step: int, learning_ra
                 f"The checkpoint of step {state['step']} goes on with {name} {kept!r}, and this version of the program "
                 f"with {now!r}: go on with the version that began the run, or start over."
             )
+
+
+def average_sentence(average_of: str, config: TrainConfig) -> str:
+    """What a person should know of the averaged weights of a run begun before they were made of exact ones, or ""."""
+    rounding = config.optimizer.chosen_rounding
+    if average_of == EXACT or config.precision != "pure_bf16" or rounding == "stochastic":
+        return ""  # there the optimizer has no more than the rounded weight
+    return (
+        f"This run was begun by an earlier version: its averaged weights go on being made of weights rounded to "
+        f"bfloat16, so that it ends as it would have; a new run averages what {rounding} keeps."
+    )
 
 
 def resumed_sentences(state: dict[str, Any], plan: Plan, config: TrainConfig, journal: Journal) -> list[str]:

@@ -40,7 +40,7 @@ from .precision.guard import FirstBadLayer
 from .precision.scaling import needs_scaler
 from .process_settings import run_settings
 from .report_page import PAGE, RunPage
-from .resume import loop_state, refuse_other_position, resumed_sentences
+from .resume import EXACT, ROUNDED, average_sentence, loop_state, refuse_other_position, resumed_sentences
 from .run_folder import RunFolder, this_run
 from .trainables import fill, trainables
 from .validation import MEASURES, Validation
@@ -164,6 +164,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         place = loop_state(epoch=epoch, seed=config.seed, journal=journal, device=plan.device, **next_up())
         state = {"run": run, "seconds": seconds, "scaler": scaler.state_dict(), **place}
         state |= {"health": health.state(), "times": times.state(), "measures": validation.version}
+        state |= {"average": average_of}
         tensors = checkpoints.optimizer_tensors(optimizer, names)
         best = journal.best("validation/loss") if config.keep_best else None
         saver.save(Checkpoint(step, parameters, ema.state_dict(), tensors, state), best)
@@ -197,8 +198,11 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         return checkpoints.kept(folder.checkpoints)
 
     validation = Validation(config, plan, data, objective, net, ema, exact, parameters)
+    average_of = resumed.get("average", ROUNDED) if resumed else EXACT
     if resumed:
         refuse_other_position(resumed, **next_up())
+        if sentence := average_sentence(average_of, config):
+            observer.on_message(sentence)
         if sentence := validation.begun_with(resumed.get("measures", 1)):
             observer.on_message(sentence)
     batches = load_batches(source, next_up()["micro_step"], config.data.workers, plan.device)
@@ -249,7 +253,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
             taken = health.take(step + 1, total, norm, replay, kept)
             optimizer.zero_grad()
             if taken:
-                ema.update(step, exact)
+                ema.update(step, exact if average_of == EXACT else None)
             before, step = step, step + 1
 
             journal.write(step, loss=total, learning_rate=rate, gradient_norm=norm, **health.journalled())

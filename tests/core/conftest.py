@@ -80,13 +80,13 @@ def write_dataset(
     *,
     pairs: int = 9,
     held_out: int = 1,
-    side: int = 16,
+    side: int | list[int] = 16,
     base_of: Callable[[torch.Tensor], torch.Tensor] = blurred,
     latent: dict = PIXELS,
     text: dict | None = None,
     empty: bool = True,
 ) -> Path:
-    """Waves as targets, by default blurred as base; `text` adds a random context to each pair."""
+    """Waves as targets, by default blurred as base; `text` gives each pair a random context. side: all or in turn."""
 
     def condition(seed: int) -> dict[str, torch.Tensor]:
         generator = torch.Generator().manual_seed(1000 + seed)
@@ -99,7 +99,7 @@ def write_dataset(
     described = {"context": text, "empty": condition(-1) if text and empty else None}
     with DatasetWriter(folder, latent=latent, vae=None, base=base, **described) as writer:
         for i in range(pairs):
-            z = wave(i, side)
+            z = wave(i, side if isinstance(side, int) else side[i % len(side)])
             b = base_of(z)
             channels = [k % 3 for k in range(latent["channels"])]
             writer.add(

@@ -53,6 +53,15 @@ def test_a_run_with_worker_processes_starts_from_any_folder(elsewhere, configure
     assert Path(ran.stdout.strip().splitlines()[-1]) == configure().run / "refiner.safetensors"
 
 
+@pytest.mark.parametrize("inside, path", [("training/data", ".."), ("training", "."), ("training", "../training")])
+def test_the_path_may_be_written_in_dots(elsewhere, inside, path):
+    ran = subprocess.run(
+        [sys.executable, "-I", path, "export", "--run", "nowhere", "--out", "x.safetensors"], cwd=elsewhere / inside,
+        capture_output=True, text=True, encoding="utf-8",
+    )  # fmt: skip
+    assert ran.returncode == 1 and "expected the folder of a run" in ran.stderr, ran.stderr
+
+
 def test_no_module_of_the_core_stands_for_a_package_of_others(elsewhere):
     """Run by its path, the folder itself is first in sys.path; `import times` must not find the core's."""
     code = "import importlib.util, runpy, sys\ndel sys.argv[0]\n"

@@ -7,12 +7,12 @@ import torch
 from torch.nn import Linear
 
 from tests.core.starts import write_start
-from training.checkpoint import load_newest
+from training.checkpoint import list_steps, load_newest
 from training.config import TrainConfig
-from training.errors import BadInput
 from training.optim.ema import EMA
 from training.optim.rounding import join
 from training.refiner.file import load_refiner
+from training.sealed import seal
 
 BRIEF = {"validation__pictures": 0, "epochs": 1, "precision": "pure_bf16"}
 SMALL_STEPS = {**BRIEF, "optimizer__learning_rate": 1e-6, "optimizer__warmup_steps": 0}
@@ -95,10 +95,9 @@ def test_the_reason_is_said(configure, watch, tmp_path):
 
 
 def begun_before(config: TrainConfig, rounding: str | None) -> None:
-    """Make a run's config.json what earlier versions wrote: no "average", and no rounding where it was the default."""
+    """Make a run's config.json what earlier versions wrote: no rounding where it was the default."""
     path = config.run / "config.json"
     kept = json.loads(path.read_text())
-    kept["identity"]["optimizer"].pop("average", None)
     kept["identity"]["optimizer"].pop("rounding", None)
     if rounding:
         kept["identity"]["optimizer"]["rounding"] = rounding
@@ -114,12 +113,25 @@ def test_a_run_begun_before_that_named_no_rounding_goes_on_as_it_was(configure, 
     assert watch().train(configure(**BRIEF)).status == "reused"
 
 
-def test_a_run_begun_before_whose_average_is_of_rounded_weights_is_refused(configure, watch):
-    config = configure(optimizer__rounding="kahan", **BRIEF)
-    assert watch(stop_after=2).train(config).status == "stopped"
-    begun_before(config, "kahan")
-    with pytest.raises(BadInput, match=r"optimizer\.average None -> 'of exact weights'.*another name"):
-        watch().train(config)
+@pytest.mark.parametrize("rounding", ["kahan", "master"])
+def test_a_run_begun_before_goes_on_with_its_average_of_rounded_weights(configure, watch, rounding):
+    """What earlier versions wrote of the average was nothing at all."""
+    config = configure(
+        optimizer__rounding=rounding, ema_decay=0.0, **{**BRIEF, "optimizer__learning_rate": 1e-6, "epochs": 2}
+    )
+    first = watch(stop_after=2).train(config)
+    (path,) = list_steps(first.folder / ".checkpoints")
+    state = json.loads((path / "state.json").read_text())
+    assert state.pop("average") == "exact weights"
+    (path / "state.json").write_text(json.dumps(state))
+    (path / "SHA256SUMS").unlink()
+    seal(path)
+    watcher = watch()
+    trained, found = load_refiner(watcher.train(config).refiner)[0], load_newest(config.run / ".checkpoints")[0]
+    assert all(torch.equal(trained[name], weight.float()) for name, weight in found.weights.items())
+    assert found.state["average"] == "rounded weights"
+    assert sum("its averaged weights go on" in text for text in watcher.messages) == 1
+    assert watch().train(config).status == "reused"
 
 
 def test_an_earlier_workflow_says_stochastic_in_every_precision():

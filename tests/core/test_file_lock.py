@@ -123,3 +123,18 @@ def test_a_disk_without_locks_is_told_in_one_sentence(tmp_path, monkeypatch, cap
     said = record.getMessage()
     assert "No locks available" in said and "see to it that no other process" in said and "\n" not in said
     release_lock(held)
+
+
+def test_a_full_disk_takes_and_gives_back_the_lock_all_the_same(small_disk):
+    """Only who holds it cannot be written; that must not come up when the run is over."""
+    disk = small_disk("16k")
+    (disk / "lock").touch()
+    with open(disk / "rest", "wb", buffering=0) as rest, pytest.raises(OSError, match="No space"):
+        while True:
+            rest.write(b"\0" * 4096)
+    held = hold_lock(disk / "lock")
+    assert held is not None and hold_lock(disk / "lock") is None
+    release_lock(held)
+    again = hold_lock(disk / "lock")
+    assert again is not None
+    release_lock(again)

@@ -79,6 +79,29 @@ def test_a_run_multiplies_in_float32_and_restores_what_another_pack_had_set(conf
         torch.set_float32_matmul_precision("highest")
 
 
+def test_a_run_begins_where_another_pack_speaks_to_torch_of_each_kind_of_matrix(configure, watch):
+    """From 2.9 on torch has a setting for each backend, and then refuses to give them in one word."""
+    matrices = torch.backends.cuda.matmul
+    if not hasattr(matrices, "fp32_precision"):
+        pytest.skip("this torch has one word for all of them")
+    before, seen = matrices.fp32_precision, set()
+
+    class Looking(watch):
+        def on_step(self, *given):
+            super().on_step(*given)
+            seen.add(matrices.fp32_precision)
+
+    matrices.fp32_precision = "tf32"
+    try:
+        with pytest.raises(RuntimeError, match="legacy and new"):
+            torch.get_float32_matmul_precision()
+        Looking().train(configure(**BRIEF))
+        assert seen == {"ieee"} and matrices.fp32_precision == "tf32"
+    finally:
+        matrices.fp32_precision = before
+        torch.set_float32_matmul_precision("highest")
+
+
 def test_deterministic_algorithms_are_asked_for_and_given_back(configure, watch, whole_run):
     seen = set()
 
@@ -145,7 +168,7 @@ def test_a_warm_up_that_the_run_does_not_finish_is_said(configure, watch, warmup
 
 def other_rate(folder, factor):
     """Write into the newest checkpoint a learning rate that is `factor` times what it is."""
-    path = list_steps(folder / "checkpoints")[-1]
+    path = list_steps(folder / ".checkpoints")[-1]
     state = json.loads((path / "state.json").read_text())
     state["schedule"]["learning_rate"] *= factor
     (path / "state.json").write_text(json.dumps(state))

@@ -62,7 +62,7 @@ def test_the_weights_as_they_are_are_measured_in_float32_too(configure, watch, t
 
 def test_a_run_begun_before_goes_on_measuring_as_it_began(configure, watch, tmp_path):
     first = watch(stop_after=2).train(configure(precision="bf16"))
-    (path,) = list_steps(first.folder / "checkpoints")
+    (path,) = list_steps(first.folder / ".checkpoints")
     state = json.loads((path / "state.json").read_text())
     assert state.pop("measures") == 2
     (path / "state.json").write_text(json.dumps(state))
@@ -75,7 +75,7 @@ def test_a_run_begun_before_goes_on_measuring_as_it_began(configure, watch, tmp_
     assert sum("begun by an earlier version" in text for text in watcher.messages) == 1
     before, now = validated(result.folder, 12), validated(new.folder, 12)
     assert before != now and before == pytest.approx(now, rel=0.05)
-    assert json.loads((list_steps(result.folder / "checkpoints")[-1] / "state.json").read_text())["measures"] == 1
+    assert json.loads((list_steps(result.folder / ".checkpoints")[-1] / "state.json").read_text())["measures"] == 1
 
 
 def test_an_sdxl_like_network_is_told_the_size_of_the_crop_as_in_training(tmp_path):
@@ -92,6 +92,25 @@ def test_an_sdxl_like_network_is_told_the_size_of_the_crop_as_in_training(tmp_pa
 
     measure(Asked(None, 0.1, 0.2), data, [0], crop=16, step_counts=(1,), empty=data.empty_context())
     assert torch.equal(told[0][0], trained[0]) and told[0][0].tolist() == [128, 128, 0, 0, 128, 128]
+
+
+def test_a_run_begun_before_is_told_the_size_of_each_whole_pair(tmp_path):
+    """Also of those that have one size after the crop, and are measured together."""
+    latent = {"name": "SDXL", "channels": 4, "scale": 0.13025, "shift": 0.0, "downscale": 8}
+    text = {**TEXT, "pooled": 6}
+    data = RefinerDataset.open(write_dataset(tmp_path / "pairs", pairs=2, side=[20, 24], latent=latent, text=text))
+    told = []
+
+    class Asked(Refiner):
+        def output(self, x, b, t, condition):
+            told.append(condition["time_ids"][:, :2].tolist())
+            return torch.zeros_like(x)
+
+    options = {"crop": 16, "step_counts": (1,), "empty": data.empty_context(), "cells": 2 * 256}
+    measure(Asked(None, 0.1, 0.2), data, [0, 1], told_whole=True, **options)
+    assert told[0] == [[160, 160], [192, 192]]
+    measure(Asked(None, 0.1, 0.2), data, [0, 1], **options)
+    assert told[-1] == [[128, 128], [128, 128]]
 
 
 def test_pairs_of_one_size_are_measured_together_and_the_figures_are_the_same(dataset):
