@@ -113,7 +113,7 @@ def test_pictures_over_time_are_those_of_the_validations(configure, watch, pages
 
 def test_skipped_steps_of_fp16_are_marked(configure, watch, pages, monkeypatch):
     loss = flow.loss_per_sample
-    monkeypatch.setattr(flow, "loss_per_sample", lambda *given: loss(*given) * 1e5)  # overflows at the first scales
+    monkeypatch.setattr(flow, "loss_per_sample", lambda *given: loss(*given) * 1e3)  # overflows at the first scales
     result = watch().train(configure(precision="fp16", data__crop=8, validation__pictures=0))
     skipped = result.report["watched"]["loss_scale"]["skipped"]
     scale = axes_of(pages[0])["loss scale (fp16)"]
