@@ -25,6 +25,9 @@ __all__ = [
     "scheduler_names",
 ]
 
+_COMPUTES_IN = "manual_cast_dtype"  # the object that the host's switch of the dtype to compute in puts on a patcher
+_ON_TOP = ("wrappers", "callbacks", "weight_wrapper_patches", "forced_hooks")
+
 
 def sampler_names() -> list[str]:
     """The samplers of this host, as its KSampler lists them."""
@@ -48,10 +51,15 @@ def model_parameters(model: Any) -> int:
 
 
 def model_fingerprint(model: Any) -> str:
-    """Hex digest of the model's kind, weights (sampled, LoRA patches included) and what a selector chose for it."""
-    from .precision.model import model_precision  # the list of samplers does without
+    """Hex digest of the model's kind, weights (sampled, LoRA patches included), the dtype that a node has it compute in
+    and what a selector chose for it. It says nothing of other patches: `has_plain_options` does."""
+    from .precision.guard_model import reruns_in_float32  # the list of samplers does without
+    from .precision.model import model_precision
 
     digest = hashlib.sha256(model_name(model).encode() + model_precision(model).encode())
+    digest.update(str(model.object_patches.get(_COMPUTES_IN, "")).encode())
+    if reruns_in_float32(model):
+        digest.update(b"guarded")
     hash_weights(digest, model)
     return digest.hexdigest()
 
@@ -59,16 +67,23 @@ def model_fingerprint(model: Any) -> str:
 def has_plain_options(model: Any) -> bool:
     """Whether no other node has put a patch, a wrapper or a function of its own on this MODEL, beside weights.
 
-    `model_fingerprint` does not see those, so what such a model samples must not be taken for another one's.
+    `model_fingerprint` does not see those, so what such a model samples must not be taken for another one's. What
+    Select Model Precision and NaN Guard put on it is in the fingerprint.
     """
-    options = dict(model.model_options)
-    inside = dict(options.pop("transformer_options", {}))
-    on_top = (getattr(model, name, None) for name in ("object_patches", "wrappers", "injections", "forced_hooks"))
-    return not any(map(_holds_something, (options, inside, *on_top)))
+    from .precision.guard_model import GUARD
+    from .precision.model import without_precision
+
+    options, injections = without_precision(model)
+    patched = {name: patch for name, patch in model.object_patches.items() if name != _COMPUTES_IN}
+    on_top = (getattr(model, name, None) for name in _ON_TOP)
+    return not any(_holds_something(each, GUARD) for each in (options, injections, patched, *on_top))
 
 
-def _holds_something(value: Any) -> bool:
-    return any(map(_holds_something, value.values())) if isinstance(value, dict) else bool(value)
+def _holds_something(value: Any, but: str) -> bool:
+    """Whether anything is in dicts in dicts, whatever the key `but` has."""
+    if isinstance(value, dict):
+        return any(_holds_something(each, but) for key, each in value.items() if key != but)
+    return bool(value)
 
 
 def latent_scaling(model: Any) -> tuple[str, int, float | list[float], float | list[float]]:

@@ -262,6 +262,15 @@ def test_what_to_change_first_is_the_cheapest_that_is_enough():
     assert answer(batch=1).advice().startswith("It fits as it is.")
 
 
+def test_bf16_weights_are_proposed_as_pure_bf16_takes_them():
+    """Its default is kahan; stochastic rounding saves more, has to be asked for, and comes after it."""
+    asked = answer(batch=1)
+    offered = {words: asked.total - after for words, after, _ in asked.changes() if "pure_bf16" in words}
+    count = asked.sizes.parameters
+    assert offered == {"pure_bf16 (rounding kahan)": 2 * count, "pure_bf16, rounding stochastic": 4 * count}
+    assert list(offered) == sorted(offered, key=offered.get)
+
+
 def test_adapters_alone_have_gradients_states_and_an_average(monkeypatch):
     monkeypatch.setitem(NETWORKS, "small", SMALL)
     adapters, whole = (

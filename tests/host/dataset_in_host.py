@@ -334,10 +334,27 @@ def what_was_sampled_is_found_again():
 
     patched = MODEL.clone()
     patched.set_model_sampler_post_cfg_function(lambda args: args["denoised"])
+    select = pack("nodes.host.precision.model")
+    selected = select.select_model_precision(MODEL, "bf16", keep=select.Keep(norms=True)).model
+    switched = selected.clone()
+    switched.set_model_compute_dtype(torch.float32)
+    guards = pack("nodes.host.precision.guard")
+    guarded = [
+        pack("nodes.host.precision.guard_model").guard_model(selected, guards.Guard(on_nan))
+        for on_nan in (guards.STOP, guards.RERUN)
+    ]
+    known = [  # (what a recipe has of the model, whether its samples are kept), of a base made twice of each
+        [
+            (base.describe()["fingerprint"], base.fingerprint([]), base.can_be_kept())
+            for base in (sample(model, conditioning, None, 2, 1.0, "euler", "normal", 0.3, 0) for _ in range(2))
+        ]
+        for model in (MODEL, selected, switched, *guarded, patched)
+    ]
     other = [[conditioning[0][0] + 0.1, conditioning[0][1]]]
     return {
         "first": built(), "again": built(), "one more picture": built(images=4), "another seed": built(seed=1000),
         "another text": built(positive=other), "a patched model": built(model=patched),
+        "known": known,
     }  # fmt: skip
 
 

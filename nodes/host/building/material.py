@@ -130,6 +130,11 @@ class PictureMaterial:
                 lines.append(f"Pictures of the paired folder without a target ({len(unmatched)}): {_some(unmatched)}.")
             if self._base.left_out():
                 lines.append(f"Not used in the paired folder: {left_out_text(self._base.left_out())}.")
+        if isinstance(self._base, SampleBase) and not self._base.can_be_kept():
+            lines.append(
+                "Other nodes have patched the base model, or its conditioning holds more than text (a ControlNet): "
+                "once it is made anew, or ComfyUI was restarted, this dataset is not found again but built again."
+            )
         orphans = self._pictures.orphan_captions
         if orphans:
             lines.append(f"Captions without a picture ({len(orphans)}): {_some(orphans)}.")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,7 @@ class SampleBase:
     """b is what the base MODEL makes of the target latent: noised a little, then denoised by its own sampler.
 
     `positive` None: the picture's own caption, through the builder's CLIP. `negative` None: the empty caption.
+    only_this: tells this very object from all others, for what no hash can tell (`can_be_kept`).
     """
 
     model: Any
@@ -158,6 +160,7 @@ class SampleBase:
     scheduler: str
     denoise: float
     seed: int
+    only_this: str = field(default_factory=lambda: uuid.uuid4().hex, repr=False)
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -176,6 +179,8 @@ class SampleBase:
     def fingerprint(self, names: list[str]) -> str:
         digest = hashlib.sha256()
         hash_value(digest, [self.positive, self.negative], whole=True)
+        if not self.can_be_kept():
+            digest.update(self.only_this.encode())
         return digest.hexdigest()
 
     def line(self) -> str:
@@ -190,7 +195,8 @@ class SampleBase:
 
     def can_be_kept(self) -> bool:
         """Whether all that a sample depends on is in its fingerprints: not a ControlNet in the conditioning, nor what
-        another node has put on the model beside weights."""
+        another node has put on the model beside weights. What such a base gives is found again as long as the host
+        keeps this object, and not by another one."""
         return _is_plain([self.positive, self.negative]) and has_plain_options(self.model)
 
     def sampler(self) -> str:

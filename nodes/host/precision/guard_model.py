@@ -11,24 +11,30 @@ from comfy.patcher_extension import CallbacksMP, WrapperExecutor, WrappersMP
 from ....training.errors import BadInput
 from ....training.precision.guard import is_finite
 from ..private_copy import copy_module
-from .guard import Call, Guard, beside, check_room
+from .guard import RERUN, Call, Guard, beside, check_room
 from .patcher import patcher_of_copy
 from .shell import bare_copy
 
-__all__ = ["guard_model", "network_name"]
+__all__ = ["GUARD", "guard_model", "network_name", "reruns_in_float32"]
 
-_KEY = "ref2v_nan_guard"
+GUARD = "ref2v_nan_guard"  # the key of what hangs on a guarded patcher
 
 
 def guard_model(model: Any, guard: Guard) -> Any:
     """`model` under `guard`; one that is guarded already changes its guard."""
     new = model.clone()
     watch = _Watch(guard)
-    new.remove_wrappers_with_key(WrappersMP.APPLY_MODEL, _KEY)
-    new.remove_callbacks_with_key(CallbacksMP.ON_CLEANUP, _KEY)
-    new.add_wrapper_with_key(WrappersMP.APPLY_MODEL, _KEY, watch)
-    new.add_callback_with_key(CallbacksMP.ON_CLEANUP, _KEY, watch.forget)
+    new.remove_wrappers_with_key(WrappersMP.APPLY_MODEL, GUARD)
+    new.remove_callbacks_with_key(CallbacksMP.ON_CLEANUP, GUARD)
+    new.add_wrapper_with_key(WrappersMP.APPLY_MODEL, GUARD, watch)
+    new.add_callback_with_key(CallbacksMP.ON_CLEANUP, GUARD, watch.forget)
     return new
+
+
+def reruns_in_float32(model: Any) -> bool:
+    """Whether a guard may give other numbers than the unguarded `model`: it computes in FP32 what was NaN."""
+    watches = model.wrappers.get(WrappersMP.APPLY_MODEL, {}).get(GUARD, ())
+    return any(watch.guard.on_nan == RERUN for watch in watches)
 
 
 def network_name(network: torch.nn.Module) -> str:

@@ -27,7 +27,7 @@ from .kept_modules import FP32Softmax, keep_in_float32, without_foreign_weights
 from .patcher import carry, made_from, patcher_of_copy, plain_source, reloads, take_off
 from .storage import as_loaded, said_of_storage
 
-__all__ = ["Keep", "SelectedModel", "model_dtypes", "model_precision", "select_model_precision"]
+__all__ = ["Keep", "SelectedModel", "model_dtypes", "model_precision", "select_model_precision", "without_precision"]
 
 _KEY = "ref2v_precision"
 _OVERRIDE = "optimized_attention_override"
@@ -131,6 +131,14 @@ def model_precision(model: Any) -> str:
     """What a selector chose for the layers of `model`, as a text to know it again by; "" where none did."""
     origin = model.get_attachment(_KEY)
     return origin.chosen if origin else ""
+
+
+def without_precision(model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(options, injections) of `model` but for what a selector has put there, which `model_precision` tells."""
+    options = {**model.model_options, "transformer_options": dict(model.model_options.get("transformer_options", {}))}
+    if isinstance(ours := options["transformer_options"].get(_OVERRIDE), FP32Softmax):
+        options["transformer_options"][_OVERRIDE] = ours.before
+    return options, {key: each for key, each in getattr(model, "injections", {}).items() if key != _KEY}
 
 
 # ------------------------------------------------------------------------------------------------- what was asked for
