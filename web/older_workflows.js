@@ -15,7 +15,7 @@ const AS_MEANT = {
 }
 
 app.registerExtension({
-  name: "Ref2V.OlderWorkflows",
+  name: "ref2v.older_workflows",
 
   beforeRegisterNodeDef(nodeType, nodeData) {
     const asMeant = AS_MEANT[nodeData.name]

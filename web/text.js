@@ -74,7 +74,7 @@ function show(node, output) {
 }
 
 app.registerExtension({
-  name: "Ref2V.Text",
+  name: "ref2v.text",
 
   beforeRegisterNodeDef(nodeType, nodeData) {
     if (!nodeData.name.startsWith(PREFIX)) return

@@ -26,7 +26,7 @@ def of_nodes(object_info: dict, pack: str) -> dict:
 
 
 def broken_promises(promised: dict, now: dict) -> list[str]:
-    """Where `now` is not `promised` with more nodes, or more optional inputs and outputs at the end; one line each."""
+    """A line for each change but more nodes, and more optional inputs or outputs at the end of one."""
     broken = []
     for name, node in promised.items():
         if name not in now:
