@@ -6,22 +6,12 @@ Errors name the field: "optimizer.learning_rate: Input should be greater than 0 
 from __future__ import annotations
 
 import json
-import math
 import os
-from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from .config_section import PlainPath, Section
 from .errors import BadInput
 from .optim.adamw import Moments, Rounding, RoundingChoice
 from .plain_json import RepeatedKey, parse_json
@@ -31,47 +21,8 @@ from .start_file import start_file_hash
 from .suggest import complaint
 
 Precision = Literal["fp32", "bf16", "fp16", "pure_bf16"]
-MOST = 2**63
 MOST_RANK = 1024  # of LoRA
 MOST_LOW_SUMS = 64  # gradients that add up in bfloat16: the 257th of equal size would change nothing
-
-
-def _without_zero_byte(path: Path) -> Path:
-    if "\0" in str(path):
-        raise ValueError("must be a path, and no path holds a zero byte")
-    return path
-
-
-PlainPath = Annotated[Path, AfterValidator(_without_zero_byte)]
-
-
-class Section(BaseModel):
-    """Fields of one kind. No number of theirs is infinite, no number at all, or too large to be meant."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _is_a_number_one_can_mean(cls, value: Any, info: ValidationInfo) -> Any:
-        if not isinstance(value, dict) or info.field_name == "shape":  # sections look at their own fields
-            for number in _numbers_in(value):
-                if isinstance(number, float) and not math.isfinite(number):
-                    raise ValueError("must be a finite number")
-                if abs(number) >= MOST:
-                    raise ValueError(f"must be a number below 2^63, got one of {_digits(number)} digits")
-        return value
-
-
-def _numbers_in(value: Any) -> list[int | float]:
-    """Those in it, however deep they lie in lists and dictionaries."""
-    if isinstance(value, (list, tuple, dict)):
-        return [number for one in (value.values() if isinstance(value, dict) else value) for number in _numbers_in(one)]
-    return [value] if isinstance(value, (int, float)) and not isinstance(value, bool) else []
-
-
-def _digits(number: int | float) -> int:
-    """Of its whole part, about; str() refuses those of more than 4,300."""
-    return int(int(abs(number)).bit_length() * math.log10(2)) + 1
 
 
 class RefinerConfig(Section):

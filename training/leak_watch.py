@@ -19,7 +19,8 @@ def memory_of(device: torch.device) -> dict[str, int]:
     """Bytes in use, by name: what torch has allocated and reserved on a GPU, the process's resident memory on a CPU.
 
     Without the pages of mapped files: a run reads its dataset through them, so they grow until all of it has been seen,
-    and the system takes them back where it needs room. Empty where the system does not say.
+    and the system takes them back where it needs room. Shared memory and files on a tmpfs are counted with those, so a
+    leak of them is not seen. Empty where the system does not say.
     """
     if device.type == "cuda":
         return {"allocated": torch.cuda.memory_allocated(device), "reserved": torch.cuda.memory_reserved(device)}

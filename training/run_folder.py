@@ -183,6 +183,12 @@ class RunFolder:
                     "The memory is not enough to train this network on these batches: take a smaller batch_size (with "
                     "data.accumulation), a crop, bf16 or a smaller network."
                 )
+            elif "CUBLAS_WORKSPACE_CONFIG" in str(error):
+                sentence = BadInput(
+                    "deterministic: this process has multiplied matrices on the GPU before, and torch looks but once "
+                    "at whether cuBLAS may be deterministic: start ComfyUI with --deterministic, or train by the "
+                    "command line."
+                )
             said = str(sentence) or type(error).__name__
             with suppress(OSError):  # the same full disk; "running" stays there, which is not "done" either
                 self.set_status("failed", *position(), said)

@@ -8,6 +8,7 @@ import torch
 from training.checkpoint import load_newest
 from training.errors import BadInput, TrainingFailed
 from training.refiner import flow
+from training.run_folder import RunFolder
 
 BRIEF = {"validation__pictures": 0}
 
@@ -210,3 +211,17 @@ def test_a_dataset_that_is_not_whole_is_one_sentence(configure, watch, build_pai
     with pytest.raises(BadInput, match="dataset"):
         watch().train(configure(dataset=folder))
     assert not configure().run.exists()
+
+
+def test_cublas_that_was_used_before_a_deterministic_run_is_one_sentence(tmp_path):
+    """torch's own words, from a machine with a GPU; on a CPU it never says them."""
+    folder = RunFolder(tmp_path)
+    with pytest.raises(BadInput, match="deterministic: .* start ComfyUI with --deterministic"), folder.failures_told(
+        lambda: (0, 12)
+    ):
+        raise RuntimeError(
+            "this operation is not deterministic because it uses CuBLAS and you have CUDA >= 10.2. To enable "
+            "deterministic behavior in this case, you must set an environment variable before running your PyTorch "
+            "application: CUBLAS_WORKSPACE_CONFIG=:4096:8"
+        )
+    assert folder.status()["state"] == "failed" and "--deterministic" in folder.status()["message"]

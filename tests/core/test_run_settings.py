@@ -13,7 +13,8 @@ from torch.nn import functional
 
 from tests.core.starts import TEXT, WITH_ATTENTION, write_start
 from training.checkpoint import list_steps
-from training.config import Section, TrainConfig
+from training.config import TrainConfig
+from training.config_section import Section
 from training.errors import BadInput
 from training.plan import find_device
 from training.sealed import seal
