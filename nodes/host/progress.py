@@ -15,9 +15,12 @@ from .wording import for_people
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["NodeProgress", "interrupted", "raise_if_interrupted", "show_text", "stop_as_interrupted"]
+__all__ = ["CANCELLED", "NodeProgress", "interrupted", "raise_if_interrupted", "show_text", "stop_as_interrupted"]
 
 _LOG = logging.getLogger("ref2v")
+# How the host ends a node that was cancelled: an ordinary exception in some versions. In one that has renamed it, a
+# Cancel is told as a failure, and the nodes work.
+CANCELLED = getattr(comfy.model_management, "InterruptProcessingException", KeyboardInterrupt)
 _PREVIEW_PIXELS = 512  # longest side of a preview picture; the host shrinks what is larger
 _SECONDS_BETWEEN_UPDATES = 0.1  # a fast loop would otherwise send hundreds of websocket messages a second
 
@@ -38,7 +41,7 @@ def raise_if_interrupted() -> None:
 def stop_as_interrupted() -> NoReturn:
     """End the node as the host does it, whoever took the request away meanwhile."""
     raise_if_interrupted()
-    raise comfy.model_management.InterruptProcessingException()
+    raise CANCELLED
 
 
 def show_text(node_id: str | None, line: str) -> None:
@@ -79,7 +82,7 @@ class NodeProgress:
         picture = None if preview is None else ("JPEG", preview.convert("RGB"), _PREVIEW_PIXELS)
         try:
             self._bar.update_absolute(min(value, self.total), self.total, picture)
-        except comfy.model_management.InterruptProcessingException:
+        except CANCELLED:
             # the hook took the request away with it; whoever polls must still find it
             comfy.model_management.interrupt_current_processing()
 

@@ -20,7 +20,6 @@ from comfy.ldm.modules.attention import CrossAttention
 from comfy.ldm.modules.diffusionmodules.mmdit import MMDiT
 from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from comfy.ldm.wan.model import WanModel
-from comfy.model_management import InterruptProcessingException
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ...training.errors import BadInput
@@ -40,6 +39,7 @@ from .precision.kept_modules import FP32Softmax
 from .precision.shell import guard_of
 from .precision.vae_split import named_layers
 from .private_copy import LOADED_STATE, forget_loading
+from .progress import CANCELLED
 from .selected_model import as_selected, keeps_softmax
 
 __all__ = ["TracedModel", "TracedVAE", "named_weights", "twin", "vae_backend"]
@@ -90,7 +90,7 @@ def _readable(name: str, module: torch.nn.Module):
     """What a network of another kind raises is one sentence for the person who asked."""
     try:
         yield
-    except (BadInput, MemoryError, InterruptProcessingException):  # a cancel says nothing about the network
+    except (BadInput, MemoryError, CANCELLED):  # a cancel says nothing about the network
         raise
     except Exception as error:
         said = " ".join(f"{type(error).__name__}: {error}".split())[:200]

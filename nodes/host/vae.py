@@ -16,6 +16,7 @@ from ...training.precision.guard import FirstBadLayer
 from .precision.patcher import patcher_of_copy
 from .precision.shell import guard_of
 from .private_copy import copy_module
+from .progress import CANCELLED
 from .weights import hash_weights
 
 __all__ = [
@@ -142,7 +143,7 @@ class PictureEncoder:
         self._in_tiles = False
         try:
             latent = vae.encode(pixels)
-        except (comfy.model_management.InterruptProcessingException, comfy.model_management.OOM_EXCEPTION, BadInput):
+        except (CANCELLED, comfy.model_management.OOM_EXCEPTION, BadInput):
             raise
         except NotImplementedError as error:
             raise BadInput(f"The VAE ({class_name(vae)}) only decodes: a dataset needs one that encodes.") from error

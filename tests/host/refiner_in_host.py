@@ -11,6 +11,9 @@ from pathlib import Path
 from in_host import WORK, comfy, error, pack, refusal, sample, torch, write_results  # boots the host
 from torch.nn import Linear
 
+# isort: split
+import comfy.sd  # noqa: E402, F401
+
 nodes_perpneg, nodes_sag = (importlib.import_module(f"comfy_extras.nodes_{name}") for name in ("perpneg", "sag"))
 model_module = pack("nodes.host.refiner_model")
 flow = pack("training.refiner.flow")

@@ -13,12 +13,13 @@ import torch
 
 from ....training.errors import BadInput
 from ..private_copy import is_dynamic
+from ..progress import CANCELLED
 
 __all__ = ["NOT_A_FAILURE", "carry", "made_from", "patcher_of_copy", "plain_source", "reloads", "take_off"]
 
 _LOG = logging.getLogger("ref2v")
-# A Cancel (older hosts make it an ordinary exception) and what the host itself has an answer to.
-NOT_A_FAILURE = (comfy.model_management.InterruptProcessingException, torch.cuda.OutOfMemoryError)
+# A Cancel, and what the host itself has an answer to.
+NOT_A_FAILURE = (CANCELLED, torch.cuda.OutOfMemoryError)
 
 # What a patcher knows of the weights in memory. All patchers of one model share these very objects: the host takes one
 # off the model and puts the next one on, and what the first has put aside the second must find.
