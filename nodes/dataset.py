@@ -169,9 +169,14 @@ class Ref2VBuildRefinerDataset(io.ComfyNode):
             raise BadInput("images brings no picture: the list is empty.")
         if images is not None and all(batch is None for batch in images):  # a link that brings nothing
             images = None
+        for name, values in (("images", images or ()), ("caption", caption)):
+            if any(value is None for value in values):
+                raise BadInput(f"The input {name!r} is wired but nothing comes in, at least for a part of its list.")
         for name, values in inputs.items():
             if len(values) != 1:
                 raise BadInput(f"{name} brings {len(values)} values at once, and one dataset has one.")
+            if values[0] is None and name not in ("vae", "clip"):  # those have a sentence that names the checkpoint
+                raise BadInput(f"The input {name!r} is wired but nothing comes in.")
         texts = [text.strip() for text in caption]
         several = {"captions": tuple(texts)} if len(texts) > 1 else {"caption": "".join(texts)}
         return cls._build(images=images, **several, **{name: values[0] for name, values in inputs.items()})

@@ -209,7 +209,7 @@ class Ref2VLoadRefiner(io.ComfyNode):
             from .host.refiner_model import load_refiner_model
         file = choose_refiner(refiner, path)
         loaded = load_refiner_model(file, strength)
-        note_loaded(file, strength, linked=path is not None)
+        note_loaded(file, strength, loaded[0], linked=path is not None)
         return io.NodeOutput(*loaded)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from .paths import MODEL_FOLDER, list_refiners, refiner_file, resolve_inside, sp
 
 __all__ = ["GO_ON", "NO_FILES", "START_OVER", "choose_refiner", "fingerprint_refiner", "note_loaded", "start_file"]
 
-_strengths: dict[refiner_cache.Stamp, float] = {}  # with which each file was last loaded
+# Of each file, the MODELs that somebody uses, by their strength: one that is there need not be asked for again.
+_in_use: dict[refiner_cache.Stamp, weakref.WeakValueDictionary[float, Any]] = {}
 
 GO_ON, START_OVER = "reuse or resume", "start over"  # Train Refiner, where a run of that name is there already
 NO_FILES = "(no files yet: link a path)"  # an empty list would be drawn as a widget that cannot be clicked
@@ -45,7 +47,7 @@ def fingerprint_refiner(name: str | None, strength: Any, path: str | None) -> st
     """
     try:
         stamp = refiner_cache.stamp_of(choose_refiner(name or NO_FILES, path))
-        if _strengths.get(stamp) not in (None, strength):  # it is about to be asked for with another one
+        if strength not in _in_use.get(stamp, (strength,)):  # it is about to be asked for with another one
             refiner_cache.hold(stamp)
         state: Any = stamp[1:]
     except (BadInput, OSError) as problem:  # execute will say it
@@ -53,9 +55,9 @@ def fingerprint_refiner(name: str | None, strength: Any, path: str | None) -> st
     return repr((name, strength, path, state, refiner_cache.linked_changes() if path is None else 0))
 
 
-def note_loaded(file: Path, strength: float, linked: bool) -> None:
-    """What `fingerprint_refiner` goes by: this file was loaded with this strength."""
+def note_loaded(file: Path, strength: float, model: Any, linked: bool) -> None:
+    """What `fingerprint_refiner` goes by: this file was loaded with this strength, as this MODEL."""
     stamp = refiner_cache.stamp_of(file)
-    _strengths[stamp] = strength
+    _in_use.setdefault(stamp, weakref.WeakValueDictionary())[strength] = model
     if linked:
         refiner_cache.note_linked(stamp)

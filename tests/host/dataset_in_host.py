@@ -262,6 +262,10 @@ def refused_vaes_get_one_sentence():
     damaged = comfy.sd.VAE(sd={k: v.clone() for k, v in VAE.first_stage_model.state_dict().items()})
     damaged.first_stage_model.taesd_encoder[0].weight.data = torch.zeros(64, 5, 3, 3)
     wanted = request(degrade("resize", 2.0), "refused", vae=damaged, images=some_pictures(2))
+    node = pack("nodes.dataset").Ref2VBuildRefinerDataset
+    for name in ("caption", "folder"):  # a link may bring None
+        given = {"base": [degrade("resize", 2.0)], "name": ["none"], name: [None]}
+        said[f"no {name}"] = refusal(lambda given=given: node.execute(**given))
     said["weights of another shape"] = refusal(lambda: build(wanted, progress(None, 1)))
     return said
 

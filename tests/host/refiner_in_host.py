@@ -272,10 +272,19 @@ def check_two_strengths():
     patched.model_options["mine"] = 1
     again = model_module.load_refiner_model(path, 1.0)[0]
     found["nothing of other nodes"] = again.model is weak.model and "mine" not in again.model_options
+    choice, cache = pack("nodes.host.refiner_choice"), pack("nodes.host.refiner_cache")
+    choice.choose_refiner = lambda _name, given: given  # where a file may lie is another matter
+    for strength, model in ((0.25, weak), (1.0, strong)):
+        choice.note_loaded(path, strength, model, linked=False)
+    for strength in (0.25, 1.0):
+        choice.fingerprint_refiner("two", strength, path)
+    found["nothing is held for two that are in use"] = not cache._held
+    choice.fingerprint_refiner("two", 0.5, path)
+    found["one is held for a third"] = len(cache._held) == 1
     refiner_file(name="two.safetensors", s=0.2)
     found["a new file is another network"] = model_module.load_refiner_model(path, 1.0)[0].model is not weak.model
     gone = weakref.ref(weak.model)
-    del weak, strong, patched, again
+    del weak, strong, patched, again, model
     gc.collect()
     found["freed"] = gone() is None
     return found

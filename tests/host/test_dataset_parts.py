@@ -117,6 +117,8 @@ def test_refused_vaes_get_one_sentence(check):
             "The VAE gives 3 channels (image00000), the base model takes 4 (SD15): give the VAE that belongs to the "
             "base model."
         ),
+        "no caption": "The input 'caption' is wired but nothing comes in, at least for a part of its list.",
+        "no folder": "The input 'folder' is wired but nothing comes in.",
         "weights of another shape": check["weights of another shape"],
     }
     assert check["weights of another shape"].startswith(

@@ -73,7 +73,7 @@ def test_one_frame_of_a_video_latent_is_a_picture(check):
 
 
 def test_two_strengths_of_one_file_are_one_network(check):
-    assert len(check) == 6 and all(check.values()), check
+    assert len(check) == 8 and all(check.values()), check
 
 
 def test_cancel_while_it_is_sent_is_found_by_the_next_look(check):
