@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import time
 
 import pytest
 
@@ -51,10 +52,16 @@ def run(page, host, gibibytes: int) -> str:
     page.get_by_role("button", name="Run", exact=True).click()
     page.wait_for_function(f"() => {TEXT}.includes('an empty GPU of {gibibytes} GiB')")
     text = page.evaluate(TEXT)
-    shown = [entry["outputs"].get(str(NODE), {}) for entry in host.get("/history").values()]  # of other tests too
-    said = [output.get("text") for output in shown]
-    assert [text] in said  # ui.text, for clients of the API
+    until = time.monotonic() + 30  # a prompt is in the history only when it has ended
+    while [text] not in said_by_the_queue(host):  # ui.text, for clients of the API
+        assert time.monotonic() < until, f"{text!r} is in none of the prompts of the history"
+        time.sleep(0.2)
     return text
+
+
+def said_by_the_queue(host) -> list:
+    outputs = [entry["outputs"].get(str(NODE), {}) for entry in host.get("/history").values()]  # of other tests too
+    return [output.get("text") for output in outputs]
 
 
 @pytest.mark.parametrize("nodes_2", [False, True], ids=["canvas", "nodes 2.0"])

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from comfy.patcher_extension import PatcherInjection
 
 from ....training.precision.module_kinds import LAST, Found
 from ..private_copy import loaded_dtype
+
+if TYPE_CHECKING:
+    from comfy.patcher_extension import PatcherInjection
 
 __all__ = ["FP32Softmax", "keep_in_float32", "without_foreign_weights"]
 
@@ -63,6 +65,8 @@ def keep_in_float32(names: dict[str, str], compute: torch.dtype) -> PatcherInjec
 
     def eject(patcher: Any) -> None:
         patcher.model.__dict__.pop(_REMOVE, lambda: None)()
+
+    from comfy.patcher_extension import PatcherInjection  # here, for the memory nodes read this file too
 
     return PatcherInjection(inject=inject, eject=eject)
 
