@@ -20,7 +20,7 @@ def test_every_link_within_the_repository_leads_somewhere(page):
 def test_numbers_are_those_of_a_run(name):
     text = (ROOT / name).read_text(encoding="utf-8")
     section = text.partition("numbers: begin")[2].partition("numbers: end")[0]
-    assert len(re.findall(r"^\| .*\d\.\d+ \|", section, re.MULTILINE)) >= 7, "run dev/write_numbers.py"
+    assert len(re.findall(r"^\| .*\d\.\d+ \|", section, re.MULTILINE)) >= 6, "run dev/write_numbers.py"
 
 
 @pytest.mark.parametrize("page", ["README.md", "README.zh.md", "docs/refiner.md", "docs/zh/refiner.md"])
