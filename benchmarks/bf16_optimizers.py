@@ -23,16 +23,17 @@ from torch import nn
 
 from benchmarks.problem import configure, demo_settings, make_pictures
 from benchmarks.results import machine, report, spread, table
+from training.config.network import UNetConfig
 from training.data.batches import BatchSource
 from training.data.shards import RefinerDataset
-from training.objective import batch_loss
-from training.optim.bf16_adamw import BF16AdamW
-from training.optim.build import exact_weights
-from training.optim.ema import EMA
-from training.optim.schedule import warmup_cosine
-from training.plan import make_plan
-from training.refiner.model import Refiner
-from training.refiner.unet import UNetConfig, build_unet
+from training.objectives.residual.model import Refiner
+from training.objectives.residual.objective import batch_loss
+from training.objectives.residual.unet import build_unet
+from training.run.optim.bf16_adamw import BF16AdamW
+from training.run.optim.build import exact_weights
+from training.run.optim.ema import EMA
+from training.run.optim.schedule import warmup_cosine
+from training.run.plan import make_plan
 
 TIME_GOAL, FIT_GOAL = 1.5, 1.03
 BETAS = (0.9, 0.999)

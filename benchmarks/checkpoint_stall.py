@@ -1,9 +1,9 @@
 """What a checkpoint costs a run: written at once, or by a thread while training goes on.
 
-One run of training.run.train; its epochs take turns between the two ways. The stall is what the first step after a
-checkpoint takes longer than the median step: the wait before its update for what is not yet written (a GPU's run copies
-instead), and at once all of writing, hashing and syncing. The cost is what the whole epoch takes longer than as many
-median steps, so it also has in it what the thread takes from training.
+One run of training.run.train.train; its epochs take turns between the two ways. The stall is what the first step after
+a checkpoint takes longer than the median step: the wait before its update for what is not yet written (a GPU's run
+copies instead), and at once all of writing, hashing and syncing. The cost is what the whole epoch takes longer than as
+many median steps, so it also has in it what the thread takes from training.
 
     python -m benchmarks.checkpoint_stall [--write]
 """
@@ -20,12 +20,12 @@ import torch
 from benchmarks.problem import NO_VALIDATION, configure, demo_settings, make_pictures
 from benchmarks.results import machine, report, spread, table
 from benchmarks.step_clock import StepClock
-from training import run as loop
-from training.background import BackgroundSaver
-from training.checkpoint import Checkpoint
-from training.config import TrainConfig
+from training.config.train_config import TrainConfig
 from training.data.batches import BatchSource
 from training.data.shards import RefinerDataset
+from training.run import train as loop
+from training.run.checkpoints.background import BackgroundSaver
+from training.run.checkpoints.checkpoint import Checkpoint
 
 GOAL = 5.0  # per cent of an epoch
 WAYS = ("in the background", "at once")

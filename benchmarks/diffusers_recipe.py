@@ -1,4 +1,4 @@
-"""training.run.train against the step of a text-to-image recipe as one writes it with diffusers and accelerate.
+"""training.run.train.train against the step of a text-to-image recipe as one writes it with diffusers and accelerate.
 
 The recipe is our own re-creation: in every step the VAE encodes the pictures and the text encoder the captions, noise
 is added by a scheduler, accelerate prepares and accumulates, AdamW works in FP32. VAE and text encoder have the shapes
@@ -31,8 +31,9 @@ from torch import autocast
 from benchmarks.problem import NO_VALIDATION, configure, make_latents
 from benchmarks.results import machine, report, spread, table
 from benchmarks.step_clock import StepClock
-from training.refiner.unet import UNetConfig, build_unet, preset
-from training.run import train
+from training.config.network import UNetConfig, preset
+from training.objectives.residual.unet import build_unet
+from training.run.train import train
 
 FASTER, SMALLER = 1.2, 0.6  # steps per second at least, peak memory at most
 TOKENS = 77
@@ -77,7 +78,7 @@ RECIPE = Variant()
 RECIPE_BF16 = replace(RECIPE, precision="bf16")
 OURS, OURS_BF16 = Variant(ours=True), Variant(ours=True, precision="bf16")
 LEAN = Variant(ours=True, precision="pure_bf16", checkpointing=True)  # the least memory that ours can do with
-LEAN_NAME = "training.run.train in pure_bf16, moments in bf16, gradient checkpointing; recipe in fp32"
+LEAN_NAME = "training.run.train.train in pure_bf16, moments in bf16, gradient checkpointing; recipe in fp32"
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Pair:
 
 PAIRS = {
     128: [
-        Pair("**training.run.train, both in fp32**", RECIPE, OURS, FASTER),
+        Pair("**training.run.train.train, both in fp32**", RECIPE, OURS, FASTER),
         Pair("recipe + latents cached", RECIPE, replace(RECIPE, cached_latents=True)),
         Pair("recipe + text cached", RECIPE, replace(RECIPE, cached_text=True)),
         Pair("recipe + fused AdamW", RECIPE, replace(RECIPE, fused=True)),
@@ -102,12 +103,12 @@ PAIRS = {
             RECIPE,
             replace(RECIPE_BF16, cached_latents=True, cached_text=True, fused=True, accelerate=False),
         ),
-        Pair("training.run.train in bf16, recipe in fp32", RECIPE, OURS_BF16),
-        Pair("**training.run.train, both in bf16**", RECIPE_BF16, OURS_BF16, FASTER),
+        Pair("training.run.train.train in bf16, recipe in fp32", RECIPE, OURS_BF16),
+        Pair("**training.run.train.train, both in bf16**", RECIPE_BF16, OURS_BF16, FASTER),
         Pair(LEAN_NAME, RECIPE, LEAN),
     ],
     512: [
-        Pair("**training.run.train, both in fp32**", RECIPE, OURS, FASTER),
+        Pair("**training.run.train.train, both in fp32**", RECIPE, OURS, FASTER),
         Pair("recipe + latents and text cached", RECIPE, replace(RECIPE, cached_latents=True, cached_text=True)),
         Pair("recipe + gradient checkpointing", RECIPE, replace(RECIPE, checkpointing=True)),
         Pair(

@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.problem import configure, demo_settings
 from benchmarks.results import machine, report, table
-from training.run import train
+from training.run.train import train
 
 GOAL = 0.9
 RUNS = Path(__file__).resolve().parent.parent / ".dev" / "benchmarks" / "epochs"

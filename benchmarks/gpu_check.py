@@ -59,7 +59,7 @@ class Bench:
 
     def train_until(self, config, *stops: int) -> list[float]:
         """Stop and take up the run at each of `stops` steps; the losses of all its steps."""
-        from training.run import train
+        from training.run.train import train
 
         class Watch:
             pictures, step = False, 0
@@ -81,7 +81,7 @@ class Bench:
 
     def newest(self, config) -> dict[str, Any]:
         """The newest checkpoint's tensors and state."""
-        from training.checkpoint import load_newest
+        from training.run.checkpoints.checkpoint import load_newest
 
         found, _ = load_newest(config.run / ".checkpoints")
         parts = {"weights": found.weights, "ema": found.ema, "optimizer": found.optimizer}
@@ -93,7 +93,7 @@ class Bench:
         import torch
 
         from benchmarks.step_clock import StepClock
-        from training.run import train
+        from training.run.train import train
 
         class Enough(Exception):
             """Ends a run without the checkpoint that stopping it writes: 3 GB for nothing."""
@@ -172,9 +172,10 @@ class Bench:
         """The same refiner, base and noise on CPU and device, 8 steps."""
         import torch
 
-        from training.refiner import flow
-        from training.refiner.model import Refiner
-        from training.refiner.unet import build_unet, preset
+        from training.config.network import preset
+        from training.objectives.residual import flow
+        from training.objectives.residual.model import Refiner
+        from training.objectives.residual.unet import build_unet
 
         torch.manual_seed(0)
         net = build_unet(preset("pixel-small", 3)).eval()

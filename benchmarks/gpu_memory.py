@@ -92,7 +92,7 @@ def _pass() -> Iterator[tuple[str, int, int]]:
     from training.memory.machine import planned_machine
     from training.memory.network_estimate import estimate_network
     from training.memory.training_trace import NETWORKS
-    from training.refiner.unet import call_unet
+    from training.objectives.residual.unet import call_unet
 
     network = NETWORKS["SD1.5"]
     options = {"device": "cuda", "dtype": torch.bfloat16}

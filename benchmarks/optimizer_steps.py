@@ -8,7 +8,7 @@ import torch
 
 from training.memory.meter import StorageMeter
 from training.memory.optimizers import OPTIMIZERS
-from training.optim.bf16_adamw import BF16AdamW
+from training.run.optim.bf16_adamw import BF16AdamW
 
 __all__ = ["measure_step"]
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training.config import TrainConfig
+from training.config.options import FIELDS, build_options
+from training.config.train_config import TrainConfig
 from training.data.degrade import degrade
 from training.data.shards import DatasetWriter
-from training.options import FIELDS, build_options
 
 NO_VALIDATION = {"pictures": 0}
 PIXELS = {"name": "ChromaRadiance", "channels": 3, "scale": 1.0, "shift": 0.0, "downscale": 1}

@@ -25,15 +25,15 @@ from torch import Tensor, nn
 from benchmarks.epochs import Progress, gains
 from benchmarks.problem import NO_VALIDATION, configure, demo_settings
 from benchmarks.results import machine, report, table
-from training.config import TrainConfig
+from training.config.train_config import TrainConfig
 from training.data.batches import BatchSource
 from training.data.shards import RefinerDataset
-from training.objective import batch_loss
-from training.plan import make_plan
-from training.refiner.file import load_refiner
-from training.refiner.model import Refiner
-from training.refiner.unet import build_unet
-from training.run import train
+from training.objectives.residual.file import load_refiner
+from training.objectives.residual.model import Refiner
+from training.objectives.residual.objective import batch_loss
+from training.objectives.residual.unet import build_unet
+from training.run.plan import make_plan
+from training.run.train import train
 
 RUNS = Path(__file__).resolve().parent.parent / ".dev" / "benchmarks" / "residual_precision"
 LOSS = "held-out loss"

@@ -13,7 +13,7 @@ from in_host import pack, sample, torch, write_results  # noqa: E402  boots the 
 from unets import conditioning, host_model  # noqa: E402
 
 OPTIONS = json.loads(os.environ["REF2V_BENCHMARK"])
-select = pack("nodes.host.precision.model").select_model_precision
+select = pack("nodes.host.model.select").select_model_precision
 NAME = "SD 1.5"
 
 

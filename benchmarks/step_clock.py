@@ -1,4 +1,4 @@
-"""An observer of training.run.train that times its steps in blocks and does something else between two blocks."""
+"""An observer of training.run.train.train that times its steps in blocks and does something else between two blocks."""
 
 from __future__ import annotations
 

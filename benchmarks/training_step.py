@@ -1,4 +1,4 @@
-"""Steps per second of training.run.train against a loop that one would write by hand.
+"""Steps per second of training.run.train.train against a loop that one would write by hand.
 
 The same network, batches, dtype and AdamW. The hand-written loop has its batches in memory, no journal, no
 checkpoints; once without and once with gradient clipping and averaged weights, which belong to the method.
@@ -24,12 +24,12 @@ from torch.nn import functional
 from benchmarks.problem import NO_VALIDATION, configure, demo_settings, make_pictures
 from benchmarks.results import machine, median_interval, report, table
 from benchmarks.step_clock import StepClock
-from training.config import TrainConfig
+from training.config.train_config import TrainConfig
 from training.data.batches import BatchSource
 from training.data.shards import RefinerDataset
-from training.plan import Plan, make_plan
-from training.refiner.unet import build_unet
-from training.run import train
+from training.objectives.residual.unet import build_unet
+from training.run.plan import Plan, make_plan
+from training.run.train import train
 
 GOAL = 0.97
 
@@ -146,9 +146,9 @@ def main() -> None:
             "### Training step against a hand-written loop",
             "",
             f"The demo's problem: pixel-small, batch {config.data.batch_size}, crop {config.data.crop}, "
-            f"{config.precision}. Steps per second of `training.run.train` over those of the other loop, pair by pair "
-            f"in {options.blocks} interleaved blocks of {steps} steps. 1 = as fast; more is better. The goal is met "
-            "where the whole interval of the first row is above it.",
+            f"{config.precision}. Steps per second of `training.run.train.train` over those of the other loop, "
+            f"pair by pair in {options.blocks} interleaved blocks of {steps} steps. 1 = as fast; more is better. The "
+            "goal is met where the whole interval of the first row is above it.",
             "",
             table(["against", "ours / theirs, median", "95 % interval of the median", "min..max", "goal"], rows),
             "",

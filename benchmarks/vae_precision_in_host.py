@@ -19,7 +19,7 @@ from vae_families import FAMILIES, make, rounded_windows  # noqa: E402
 
 FP32, BF16 = torch.float32, torch.bfloat16
 NAME = "SD and SDXL (AutoencoderKL)"
-select = pack("nodes.host.precision.vae").select_vae_precision
+select = pack("nodes.host.vae.select").select_vae_precision
 
 
 def clock(action) -> float:

@@ -17,7 +17,7 @@ sys.path.append(str(ROOT))
 
 from tests.host.client import HostDied, Result  # noqa: E402
 from tests.host.server import HostServer, has_gpu  # noqa: E402
-from training.measure_words import MEASURES, measure_words, row_words  # noqa: E402
+from training.run.report.measure_words import MEASURES, measure_words, row_words  # noqa: E402
 
 BASE, RESULTS = ROOT / ".dev" / "base", ROOT / "demo_output"
 PICTURES = "ref2v_demo"  # folder in input/ that the workflow reads
@@ -136,7 +136,7 @@ def print_table(rows: dict[str, dict[str, float]]):
 
 
 def print_report(report: dict):
-    """The numbers of training/report.py."""
+    """The numbers of training/run/report/report.py."""
     training, evaluation = report["training"], report["evaluation"]
     print(f"\nMeans over {evaluation['pairs']} {evaluation['on']}:")
     print_table(evaluation["measures"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..training.data.degrade import AMOUNTS, check_degradation
 from .host.api import io, loading
-from .host.base_model import sampler_names, scheduler_names
+from .host.model.base_model import sampler_names, scheduler_names
 from .host.paths import resolve_inside
 from .host.schema import check_choice, declare, node_schema
 
@@ -59,7 +59,7 @@ class Ref2VDegradeBase(io.ComfyNode):
     @classmethod
     def execute(cls, kind: str, amount: float) -> io.NodeOutput:
         with loading(cls):
-            from .host.building.sources import DegradeBase
+            from .host.dataset.sources import DegradeBase
         check_degradation(kind, amount)
         return io.NodeOutput(DegradeBase(kind, float(amount)))
 
@@ -141,10 +141,10 @@ class Ref2VSampleBase(io.ComfyNode):
         negative: list | None = None,
     ) -> io.NodeOutput:
         with loading(cls):
-            from .host.base_model import latent_scaling
-            from .host.building.sources import SampleBase
-            from .host.checkpoint_keys import check_checkpoint, loaded_from
-            from .host.clip import check_conditioning
+            from .host.clip.host_clip import check_conditioning
+            from .host.dataset.sources import SampleBase
+            from .host.model.base_model import latent_scaling
+            from .host.model.checkpoint_keys import check_checkpoint, loaded_from
         check_choice("sampler_name", sampler_name, sampler_names())
         check_choice("scheduler", scheduler, scheduler_names())
         prompt, here = cls.hidden.dynprompt, cls.hidden.unique_id
@@ -193,7 +193,7 @@ class Ref2VPairBase(io.ComfyNode):
     @classmethod
     def execute(cls, before_folder: str) -> io.NodeOutput:
         with loading(cls):
-            from .host.building.sources import PairBase
+            from .host.dataset.sources import PairBase
         return io.NodeOutput(PairBase(resolve_inside(before_folder, "before_folder")))
 
 
@@ -221,7 +221,7 @@ class Ref2VLatentBase(io.ComfyNode):
     @classmethod
     def execute(cls, target: dict, base_latent: dict) -> io.NodeOutput:
         with loading(cls):
-            from .host.building.sources import LatentBase
+            from .host.dataset.sources import LatentBase
         return io.NodeOutput(LatentBase(target, base_latent))
 
 
@@ -232,7 +232,7 @@ def folder_fingerprint(folder: str | None, kind: str) -> object:
         return float("nan")
     if not folder.strip():
         return ""
-    from .host.building.recipe import folder_state
+    from .host.dataset.recipe import folder_state
 
     return folder_state(resolve_inside(folder, kind))
 

@@ -14,7 +14,7 @@ from .host.schema import check_choice, declare, node_schema
 if TYPE_CHECKING:
     import torch
 
-    from .host.building.sources import BaseSource
+    from .host.dataset.sources import BaseSource
 
 __all__ = ["NODES"]
 
@@ -156,7 +156,7 @@ class Ref2VBuildRefinerDataset(io.ComfyNode):
     @classmethod
     def fingerprint_inputs(cls, name: list = ("",), folder: list = ("",), **_: object) -> object:
         """Runs again when pictures or captions changed, or when datasets of this name came or went."""
-        from .host.building.recipe import built_datasets
+        from .host.dataset.recipe import built_datasets
 
         name, folder = name[0], folder[0]  # None where it comes over a link
         state = folder_fingerprint(folder, "folder")
@@ -201,10 +201,10 @@ class Ref2VBuildRefinerDataset(io.ComfyNode):
         plan_only: bool = False,
     ) -> io.NodeOutput:
         with loading(cls):
-            from .host.building.build import build_dataset
-            from .host.building.contact_sheet import as_image
-            from .host.building.request import BuildRequest
-            from .host.checkpoint_keys import check_checkpoint, loaded_from, refuse_empty_link
+            from .host.dataset.build import build_dataset
+            from .host.dataset.contact_sheet import as_image
+            from .host.dataset.request import BuildRequest
+            from .host.model.checkpoint_keys import check_checkpoint, loaded_from, refuse_empty_link
             from .host.progress import NodeProgress
         prompt, here = cls.hidden.dynprompt, cls.hidden.unique_id
         check_choice("crop", crop, _CROPS)

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from ..training.refiner.unet import PRESETS
+from ..training.config.network import PRESETS
 from .host.api import io, loading, ui
 from .host.paths import list_refiners
-from .host.refiner_choice import GO_ON, NO_FILES, START_OVER, choose_refiner, fingerprint_refiner, note_loaded
+from .host.refiner.choice import GO_ON, NO_FILES, START_OVER, choose_refiner, fingerprint_refiner, note_loaded
 from .host.schema import declare, node_schema
 
 __all__ = ["NODES"]
@@ -127,14 +127,14 @@ class Ref2VTrainRefiner(io.ComfyNode):
     def fingerprint_inputs(
         cls, run_name: str | None = None, dataset: str | None = None, options: str | None = None, **constants: Any
     ) -> str:
-        from .host.refiner_training import fingerprint
+        from .host.refiner.training import fingerprint
 
         return fingerprint(run_name, dataset, options, **constants)
 
     @classmethod
     def execute(cls, if_run_exists: str, **inputs: Any) -> io.NodeOutput:
         with loading(cls):
-            from .host.refiner_training import train_refiner
+            from .host.refiner.training import train_refiner
         trained = train_refiner(cls.hidden.unique_id, if_run_exists, **inputs)
         shown = {**ui.PreviewImage(trained.loss, cls=cls).as_dict(), **ui.PreviewText(trained.report).as_dict()}
         return io.NodeOutput(trained.path, trained.report, trained.loss, ui=shown)
@@ -206,7 +206,7 @@ class Ref2VLoadRefiner(io.ComfyNode):
     @classmethod
     def execute(cls, refiner: str, strength: float, path: str | None = None) -> io.NodeOutput:
         with loading(cls):
-            from .host.refiner_model import load_refiner_model
+            from .host.refiner.model import load_refiner_model
         file = choose_refiner(refiner, path)
         loaded = load_refiner_model(file, strength)
         note_loaded(file, strength, loaded[0], linked=path is not None)
@@ -240,7 +240,7 @@ class Ref2VConditionRefiner(io.ComfyNode):
     @classmethod
     def execute(cls, conditioning: list[Any], base: dict[str, torch.Tensor]) -> io.NodeOutput:
         with loading(cls):
-            from .host.refiner_model import add_base
+            from .host.refiner.model import add_base
         return io.NodeOutput(add_base(conditioning, base))
 
 
@@ -261,7 +261,7 @@ class Ref2VGetRefinerSigmas(io.ComfyNode):
     @classmethod
     def execute(cls, model: Any) -> io.NodeOutput:
         with loading(cls):
-            from .host.refiner_model import own_sigmas
+            from .host.refiner.model import own_sigmas
         return io.NodeOutput(own_sigmas(model))
 
 

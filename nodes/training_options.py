@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from ..training.config import MOST_RANK
-from ..training.optim.adamw import Moments, RoundingChoice
-from ..training.options import build_options, default_of
+from ..training.config.choices import Moments, RoundingChoice
+from ..training.config.options import build_options, default_of
+from ..training.config.train_config import MOST_RANK
 from .host.api import io
 from .host.schema import declare, node_schema
 
@@ -171,8 +171,8 @@ class Ref2VSetTrainingOptions(io.ComfyNode):
                     multiline=True,
                     optional=True,
                     dynamic_prompts=False,
-                    tooltip="Everything else, as JSON; it wins over the inputs above. training/config.py lists the "
-                    "settings.",
+                    tooltip="Everything else, as JSON; it wins over the inputs above. training/config/train_config.py "
+                    "lists the settings.",
                 ),
             ],
             outputs=[

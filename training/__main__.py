@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=CALLED, description="The Ref2V training core, without ComfyUI.")
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("train", help="train a refiner from a dataset folder")
-    train.add_argument("--config", type=Path, required=True, help="JSON of training.config.TrainConfig")
+    train.add_argument("--config", type=Path, required=True, help="JSON of training.config.train_config.TrainConfig")
     train.add_argument("--dataset", type=Path, help="replaces the configuration's dataset folder")
     train.add_argument("--run", type=Path, help="replaces the configuration's run folder")
     export = commands.add_parser("export", help="a refiner file from a checkpoint of a run, finished or not")
@@ -178,7 +178,7 @@ def _estimate_attention(options: argparse.Namespace) -> int:
 def _write_chart(picture, path: Path) -> None:
     import os
 
-    from .whole_file import replace
+    from .storage.files import replace
 
     beside = path.with_name(f"{path.name}.partial")
     try:
@@ -192,7 +192,7 @@ def _write_chart(picture, path: Path) -> None:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from .export import export_checkpoint
+    from .run.checkpoints.export import export_checkpoint
 
     moved = {"dataset": options.dataset, "start_from": options.start_from}
     for sentence in export_checkpoint(options.run, options.checkpoint, options.out, **moved, force=options.force):
@@ -203,9 +203,9 @@ def _export(options: argparse.Namespace) -> int:
 def _train(options: argparse.Namespace) -> int:
     from tqdm import tqdm
 
-    from .config import TrainConfig
-    from .plain_json import RepeatedKey, parse_json
-    from .run import train
+    from .config.train_config import TrainConfig
+    from .run.train import train
+    from .storage.plain_json import RepeatedKey, parse_json
 
     try:
         values = parse_json(options.config.read_text(encoding="utf-8-sig"))

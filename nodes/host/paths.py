@@ -14,10 +14,10 @@ from pathlib import Path
 
 import folder_paths
 
-from ...training.data.staging import aside_name
 from ...training.errors import BadInput
-from ...training.layout import ADAPTERS, EARLIER_CHECKPOINTS
-from ...training.whole_file import replace
+from ...training.run.layout import ADAPTERS, EARLIER_CHECKPOINTS
+from ...training.storage.files import replace
+from ...training.storage.staged_folder import aside_name
 
 __all__ = [
     "MODEL_FOLDER",

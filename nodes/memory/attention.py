@@ -84,14 +84,14 @@ class Ref2VEstimateAttentionMemory(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, memory_gib: float | None = None, **constants: Any) -> str:
-        from ..host.memory_estimate import memory_fingerprint
+        from ..host.memory.estimate import memory_fingerprint
 
         return memory_fingerprint(memory_gib)
 
     @classmethod
     def execute(cls, **inputs: Any) -> io.NodeOutput:
         with loading(cls):
-            from ..host.memory_estimate import attention_memory, chart_image
+            from ..host.memory.estimate import attention_memory, chart_image
         estimate = attention_memory(**inputs)
         numbers = (estimate.attention.total, estimate.latent_bytes, estimate.tokens, *estimate.fitting)
         return shown(cls, estimate, *numbers, chart=chart_image(estimate))

@@ -92,14 +92,14 @@ class Ref2VEstimateModelMemory(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, memory_gib: float | None = None, **constants: Any) -> str:
-        from ..host.memory_estimate import memory_fingerprint
+        from ..host.memory.estimate import memory_fingerprint
 
         return memory_fingerprint(memory_gib)
 
     @classmethod
     def execute(cls, **inputs: Any) -> io.NodeOutput:
         with loading(cls):
-            from ..host.model_memory import model_memory
+            from ..host.memory.model_memory import model_memory
         estimate = model_memory(**inputs)
         numbers = (estimate.total, estimate.weights, *estimate.largest_size)
         return shown(cls, estimate, *numbers, estimate.largest_batch, estimate.largest_frames)

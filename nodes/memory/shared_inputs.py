@@ -88,7 +88,7 @@ def shown(node: type, estimate: Any, *numbers: int, chart: Any = None) -> io.Nod
 
     Where nothing fits, the size or number that would is no 0 to go on with: a node behind it is not run, and says why.
     """
-    from ..host.memory_estimate import columns_image
+    from ..host.memory.estimate import columns_image
 
     chart = columns_image(estimate) if chart is None else chart
     report = keep_columns(estimate.report())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...training.config import MOST_RANK
+from ...training.config.train_config import MOST_RANK
 from ...training.memory.optimizers import LAYOUTS, OPTIMIZERS
 from ...training.memory.training_estimate import PRECISIONS
 from ...training.memory.training_trace import ATTENTION, NETWORKS
@@ -111,14 +111,14 @@ class Ref2VEstimateTrainingMemory(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, memory_gib: float | None = None, **constants: Any) -> str:
-        from ..host.memory_estimate import memory_fingerprint
+        from ..host.memory.estimate import memory_fingerprint
 
         return memory_fingerprint(memory_gib)
 
     @classmethod
     def execute(cls, **inputs: Any) -> io.NodeOutput:
         with loading(cls):
-            from ..host.memory_estimate import training_memory
+            from ..host.memory.estimate import training_memory
         estimate = training_memory(**inputs)
         return shown(cls, estimate, estimate.total, estimate.largest_batch)
 

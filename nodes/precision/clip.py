@@ -7,7 +7,7 @@ from typing import Any
 from ...training.precision.dtypes import COMPUTE, DTYPES
 from ...training.precision.settle import AUTO, DEFAULT
 from ..host.api import io, loading, ui
-from ..host.precision.clip import ALL, ENCODERS
+from ..host.clip.select import ALL, ENCODERS
 from ..host.schema import declare, node_schema
 
 __all__ = ["NODES"]
@@ -79,7 +79,7 @@ class Ref2VSelectCLIPPrecision(io.ComfyNode):
     @classmethod
     def execute(cls, clip: Any, encoder: str, storage: str, compute: str) -> io.NodeOutput:
         with loading(cls):
-            from ..host.precision.clip import select_clip_precision
+            from ..host.clip.select import select_clip_precision
         selected = select_clip_precision(clip, encoder, storage, compute)
         return io.NodeOutput(selected.clip, selected.report, ui=ui.PreviewText(selected.report).as_dict())
 

@@ -7,7 +7,7 @@ from typing import Any
 from ...training.errors import BadInput
 from ..host.absent import absent
 from ..host.api import io, loading, ui
-from ..host.precision.guard import ON_NAN, STOP, Guard
+from ..host.patching.guard import ON_NAN, STOP, Guard
 from ..host.schema import check_choice, declare, node_schema
 
 __all__ = ["NODES"]
@@ -55,9 +55,9 @@ class Ref2VGuardNaN(io.ComfyNode):
     @classmethod
     def execute(cls, on_nan: str, model: Any = None, clip: Any = None, vae: Any = None) -> io.NodeOutput:
         with loading(cls):
-            from ..host.precision.guard_clip import guard_clip
-            from ..host.precision.guard_model import guard_model
-            from ..host.precision.guard_vae import guard_vae
+            from ..host.clip.guard import guard_clip
+            from ..host.model.guard import guard_model
+            from ..host.vae.guard import guard_vae
         check_choice("on_nan", on_nan, list(ON_NAN))
         given = {"model": model, "clip": clip, "vae": vae}
         if all(value is None for value in given.values()):

@@ -95,7 +95,7 @@ class Ref2VSelectModelPrecision(io.ComfyNode):
         keep_layers: str,
     ) -> io.NodeOutput:
         with loading(cls):
-            from ..host.precision.model import Keep, select_model_precision
+            from ..host.model.select import Keep, select_model_precision
         keep = Keep(keep_norms, keep_embeddings, keep_in_out, keep_attention_softmax, keep_layers)
         selected = select_model_precision(model, compute, storage, keep)
         return io.NodeOutput(selected.model, selected.report, ui=ui.PreviewText(selected.report).as_dict())

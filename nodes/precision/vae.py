@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from ...training.precision.dtypes import COMPUTE
 from ...training.precision.settle import AUTO, DEFAULT
 from ..host.api import io, loading, ui
-from ..host.precision.vae_file import NO_FILES, fingerprint_vae_file, list_vae_files
 from ..host.schema import declare, node_schema
+from ..host.vae.file import NO_FILES, fingerprint_vae_file, list_vae_files
 
 if TYPE_CHECKING:
-    from ..host.precision.vae import SelectedVAE
+    from ..host.vae.select import SelectedVAE
 
 __all__ = ["NODES"]
 
@@ -73,7 +73,7 @@ class Ref2VSelectVAEPrecision(io.ComfyNode):
     @classmethod
     def execute(cls, vae: Any, encoder: str, decoder: str) -> io.NodeOutput:
         with loading(cls):
-            from ..host.precision.vae import select_vae_precision
+            from ..host.vae.select import select_vae_precision
         return _selected(select_vae_precision(vae, encoder, decoder))
 
 
@@ -120,7 +120,7 @@ class Ref2VLoadVAE(io.ComfyNode):
     @classmethod
     def execute(cls, file: str, encoder: str, decoder: str) -> io.NodeOutput:
         with loading(cls):
-            from ..host.precision.vae_file import load_vae_precisely
+            from ..host.vae.file import load_vae_precisely
         return _selected(load_vae_precisely(file, encoder, decoder))
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from training.config import TrainConfig
+from training.config.train_config import TrainConfig
 from training.data.shards import DatasetWriter
-from training.run import RunResult, train
+from training.run.train import RunResult, train
 
 PIXELS = {"name": "pixels", "channels": 3, "scale": 1.0, "shift": 0.0, "downscale": 1}
 SHAPE = {

@@ -2,8 +2,8 @@
 
 import torch
 
-from training import checkpoint as checkpoints
-from training.checkpoint import Checkpoint
+from training.run.checkpoints import checkpoint as checkpoints
+from training.run.checkpoints.checkpoint import Checkpoint
 
 RUN = {"identity": {"seed": 0, "data": {"crop": None}}, "data": "abc"}
 

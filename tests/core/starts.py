@@ -5,9 +5,10 @@ from pathlib import Path
 import torch
 
 from tests.core.conftest import PIXELS, SHAPE
-from training.refiner.file import RefinerMeta, save_refiner
-from training.refiner.flow import velocity_scale
-from training.refiner.unet import UNetConfig, build_unet
+from training.config.network import UNetConfig
+from training.objectives.residual.file import RefinerMeta, save_refiner
+from training.objectives.residual.flow import velocity_scale
+from training.objectives.residual.unet import build_unet
 
 TEXT = {"tokens": 3, "dim": 8, "pooled": 0}
 WITH_ATTENTION = {**SHAPE, "transformer_depth": [1], "middle_depth": 1}

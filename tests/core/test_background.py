@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.core.small_checkpoints import state, steps
-from training import checkpoint as checkpoints
-from training.background import BackgroundSaver
 from training.errors import BadInput
+from training.run.checkpoints import checkpoint as checkpoints
+from training.run.checkpoints.background import BackgroundSaver
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from training.checkpoint import optimizer_tensors, restore_optimizer
 from training.errors import BadInput
-from training.optim.bf16_adamw import BF16AdamW
-from training.optim.noise import Block
-from training.optim.rounding import join
+from training.run.checkpoints.checkpoint import optimizer_tensors, restore_optimizer
+from training.run.optim.bf16_adamw import BF16AdamW
+from training.run.optim.noise import Block
+from training.run.optim.rounding import join
 
 METHODS = ["stochastic", "kahan", "master"]
 MOMENTS = ["fp32", "bf16"]
@@ -197,7 +197,7 @@ def test_every_way_to_split_a_parameter_rounds_alike(moments):
 @pytest.mark.parametrize("rounding", METHODS)
 def test_the_neighbours_in_a_chunk_change_nothing(rounding, moments, monkeypatch):
     """Large and small parameters, in chunks of any size and in any order."""
-    from training.optim import bf16_adamw
+    from training.run.optim import bf16_adamw
 
     generator = torch.Generator().manual_seed(0)
     shapes = {"a": (7,), "b": (5, 11), "c": (1,), "d": (3, 4, 2), "e": (0,)}

@@ -12,11 +12,11 @@ from torch.nn import Linear
 from torch.optim.swa_utils import AveragedModel
 
 from tests.core.small_checkpoints import RUN, state, steps
-from training import checkpoint as checkpoints
-from training.checkpoint import Checkpoint
 from training.errors import BadInput
-from training.names import plain_names
-from training.sealed import seal
+from training.objectives.plain_names import plain_names
+from training.run.checkpoints import checkpoint as checkpoints
+from training.run.checkpoints.checkpoint import Checkpoint
+from training.storage.checksums import seal
 
 
 @pytest.fixture

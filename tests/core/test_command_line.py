@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SLOWED_DOWN = """
 import sys, time
 from training.__main__ import main
-from training.journal import Journal
+from training.run.report.journal import Journal
 
 write = Journal.write
 Journal.write = lambda self, step, **values: (write(self, step, **values), time.sleep(0.3))
@@ -124,7 +124,7 @@ def test_a_configuration_from_an_editor_on_windows_is_read(config_file, configur
 
 
 def test_a_run_that_fails_is_one_line_on_stderr(config_file, monkeypatch, capsys):
-    from training.refiner import flow
+    from training.objectives.residual import flow
 
     monkeypatch.setattr(flow, "loss_per_sample", lambda output, *_: output.flatten(1).mean(1) * float("nan"))
     assert main(["train", "--config", str(config_file())]) == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from training.config import FREE_ON_RESUME, TrainConfig, differences
+from training.config.train_config import FREE_ON_RESUME, TrainConfig, differences
 from training.errors import BadInput
 
 

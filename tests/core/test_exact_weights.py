@@ -7,12 +7,12 @@ import torch
 from torch.nn import Linear
 
 from tests.core.starts import write_start
-from training.checkpoint import list_steps, load_newest
-from training.config import TrainConfig
-from training.optim.ema import EMA
-from training.optim.rounding import join
-from training.refiner.file import load_refiner
-from training.sealed import seal
+from training.config.train_config import TrainConfig
+from training.objectives.residual.file import load_refiner
+from training.run.checkpoints.checkpoint import list_steps, load_newest
+from training.run.optim.ema import EMA
+from training.run.optim.rounding import join
+from training.storage.checksums import seal
 
 BRIEF = {"validation__pictures": 0, "epochs": 1, "precision": "pure_bf16"}
 SMALL_STEPS = {**BRIEF, "optimizer__learning_rate": 1e-6, "optimizer__warmup_steps": 0}

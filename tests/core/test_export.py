@@ -8,9 +8,9 @@ from safetensors.torch import load_file
 
 from training.__main__ import main
 from training.errors import BadInput
-from training.export import export_checkpoint
-from training.refiner.file import load_refiner
-from training.refiner.model import Refiner
+from training.objectives.residual.file import load_refiner
+from training.objectives.residual.model import Refiner
+from training.run.checkpoints.export import export_checkpoint
 
 
 def flip(path):
@@ -74,7 +74,7 @@ def test_a_run_on_a_device_that_this_machine_lacks_can_be_exported(stopped, tmp_
 
 
 def test_the_best_is_that_of_the_lowest_validation_loss(configure, watch, tmp_path, monkeypatch):
-    from training.journal import Journal
+    from training.run.report.journal import Journal
 
     write = Journal.write
 

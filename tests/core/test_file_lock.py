@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from training import file_lock
-from training.file_lock import hold_lock, release_lock
+from training.storage import file_lock
+from training.storage.file_lock import hold_lock, release_lock
 
 ROOT = Path(__file__).resolve().parents[2]
 FORKING = """
@@ -18,7 +18,7 @@ import os, sys, time
 from pathlib import Path
 # before that of the lock, so that the fork keeps what it inherits until this is over
 os.register_at_fork(after_in_child=lambda: time.sleep(float(sys.argv[2])))
-from training.file_lock import hold_lock
+from training.storage.file_lock import hold_lock
 held = hold_lock(Path(sys.argv[1]))
 child = os.fork()
 if child:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from training.refiner import flow
+from training.objectives.residual import flow
 
 
 def draw(*shape, seed=0, dtype=torch.float64):

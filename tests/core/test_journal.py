@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from training.journal import Journal, read
+from training.run.report.journal import Journal, read
 
 
 def write(folder, first, last, resume=0):

@@ -9,7 +9,7 @@ import torch
 from skimage.color import deltaE_ciede2000, rgb2lab
 from skimage.metrics import structural_similarity
 
-from training import metrics
+from training.data import metrics
 from training.precision.colour import ciede2000, lab_of_rgb
 
 

@@ -11,22 +11,22 @@ from safetensors.torch import load_file
 
 from tests.core.starts import TEXT, write_start
 from tests.core.test_resume import history, last_state
-from training import objective as objectives
 from training.__main__ import main
-from training.checkpoint import load_newest
-from training.config import LoRAConfig, TrainConfig
+from training.config.start_file import start_file_hash
+from training.config.train_config import LoRAConfig, TrainConfig
 from training.data.batches import BatchSource
 from training.errors import BadInput, TrainingFailed
-from training.names import plain_names
-from training.objective import batch_loss
-from training.optim.ema import EMA
-from training.plan import make_plan
-from training.refiner.file import load_meta, load_refiner
-from training.refiner.lora import add_adapters, choose_adapters, load_lora_meta, merge
-from training.refiner.model import Refiner
-from training.refiner.unet import build_unet
-from training.start_file import start_file_hash
-from training.trainables import fill, trainables
+from training.objectives.plain_names import plain_names
+from training.objectives.residual import objective as objectives
+from training.objectives.residual.file import load_meta, load_refiner
+from training.objectives.residual.lora import add_adapters, choose_adapters, load_lora_meta, merge
+from training.objectives.residual.model import Refiner
+from training.objectives.residual.objective import batch_loss
+from training.objectives.residual.unet import build_unet
+from training.objectives.trainables import fill, trainables
+from training.run.checkpoints.checkpoint import load_newest
+from training.run.optim.ema import EMA
+from training.run.plan import make_plan
 
 
 @pytest.fixture(params=["convolutions", "attention"])

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from training import metrics
+from training.data import metrics
 from training.data.shards import RefinerDataset
-from training.evaluate import centre_crop, evaluate, fit_sharpening, sharpen, to_picture
-from training.refiner import flow
+from training.objectives.evaluate import centre_crop, evaluate, fit_sharpening, sharpen, to_picture
+from training.objectives.residual import flow
 
 
 def noise(*shape, seed=0):

@@ -9,11 +9,11 @@ from torch.nn import Linear
 from training.data.batches import BatchSource
 from training.data.shards import RefinerDataset
 from training.errors import TrainingFailed
-from training.leak_watch import LeakWatch, memory_of, slope
-from training.objective import batch_loss
-from training.plan import make_plan
-from training.refiner.model import Refiner
-from training.refiner.unet import build_unet
+from training.objectives.residual.model import Refiner
+from training.objectives.residual.objective import batch_loss
+from training.objectives.residual.unet import build_unet
+from training.run.plan import make_plan
+from training.run.watch.leak_watch import LeakWatch, memory_of, slope
 
 CPU = torch.device("cpu")
 MiB = 2**20
@@ -62,7 +62,8 @@ def test_after_two_steps_every_trainable_has_moved_by_a_gradient_of_its_own(
     configure, watch, monkeypatch, build_pairs, precision
 ):
     """With text, gradient checkpointing and the zero that the last layer starts from."""
-    from training import objective, run
+    from training.objectives.residual import objective
+    from training.run import train as run
 
     built, norms, build, take = [], {}, objective.build_unet, run.StepHealth.take
 
@@ -219,7 +220,7 @@ def test_a_run_of_a_thousand_steps_is_flat(configure, watch):
 
 
 def test_a_run_that_leaks_is_ended_and_the_watch_can_be_turned_off(configure, watch, monkeypatch, tmp_path):
-    from training import run
+    from training.run import train as run
 
     grows = iter(range(10**6))
     leaking = lambda: {"allocated": next(grows) * 100 * MiB}  # noqa: E731

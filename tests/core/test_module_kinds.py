@@ -5,8 +5,9 @@ import torch
 from torch import nn
 from torch.nn import Conv2d, GroupNorm, LayerNorm, Linear
 
+from training.config.network import preset
+from training.objectives.residual.unet import build_unet
 from training.precision.module_kinds import EMBEDDINGS, IN_OUT, NORMS, find_modules, split_patterns
-from training.refiner.unet import build_unet, preset
 
 
 class TimestepEmbedSequential(nn.Sequential):

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from training.errors import BadInput
-from training.journal import read as read_journal
-from training.optim.schedule import warmup_cosine
-from training.refiner import flow
-from training.times import BINS, TimesHistogram
+from training.objectives.histograms import BINS, TimesHistogram
+from training.objectives.residual import flow
+from training.run.optim.schedule import warmup_cosine
+from training.run.report.journal import read as read_journal
 
 BRIEF = {"validation__pictures": 0, "epochs": 1}
 

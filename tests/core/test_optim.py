@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import Linear
 
 from training.memory.meter import StorageMeter
-from training.optim.ema import EMA, ema_decay
-from training.optim.schedule import warmup_cosine
+from training.run.optim.ema import EMA, ema_decay
+from training.run.optim.schedule import warmup_cosine
 
 
 def test_the_rate_warms_up_in_a_line_and_falls_like_a_cosine():

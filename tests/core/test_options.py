@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from training.config import TrainConfig
+from training.config.options import FIELDS, build_options, default_of
+from training.config.train_config import TrainConfig
 from training.errors import BadInput
-from training.options import FIELDS, build_options, default_of
 
 AT_DEFAULT = {name: default_of(name) for name in FIELDS}
 

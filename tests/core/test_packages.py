@@ -70,8 +70,8 @@ def test_a_run_is_whole_without_any_of_the_extras(plain, configure, environment,
 from training.__main__ import main
 assert main(["train", "--config", {str(tmp_path / "run.json")!r}]) == 0
 from training.config import LoRAConfig
-from training.refiner.lora import choose_adapters
-from training.refiner.unet import UNetConfig
+from training.objectives.residual.lora import choose_adapters
+from training.objectives.residual.unet import UNetConfig
 shape = UNetConfig(latent_channels=3, block_channels=[32], transformer_depth=[0], middle_depth=0, heads=[1])
 try: choose_adapters(LoRAConfig(rank=2), shape)
 except ValueError as error: print("LoRA said:", error)
@@ -106,10 +106,10 @@ def test_a_broken_package_of_others_is_named_in_one_sentence(tmp_path, broken):
         f"Metadata-Version: 2.1\nName: {broken}\nVersion: 0.46.0\n"
     )
     code = """
-import training.run, training.memory.model_estimate  # what the host imports at its start
+import training.run.train, training.memory.model_estimate  # what the host imports at its start
 from training.config import LoRAConfig
-from training.refiner.lora import add_adapters, choose_adapters
-from training.refiner.unet import UNetConfig, build_unet
+from training.objectives.residual.lora import add_adapters, choose_adapters
+from training.objectives.residual.unet import UNetConfig, build_unet
 shape = UNetConfig(latent_channels=3, block_channels=[32], transformer_depth=[0], middle_depth=0, heads=[1])
 try: add_adapters(build_unet(shape), choose_adapters(LoRAConfig(rank=2), shape))
 except ValueError as error: print(type(error).__name__, error)
@@ -125,7 +125,7 @@ def test_a_broken_tensorboard_is_said_and_the_run_goes_on(tmp_path):
     (tmp_path / "tensorboard" / "__init__.py").write_text("raise TypeError('Descriptors cannot be created')\n")
     code = f"""
 from pathlib import Path
-from training.journal import Journal, read
+from training.run.report.journal import Journal, read
 journal = Journal(Path({str(tmp_path)!r}), 0)
 journal.write(1, loss=0.5)
 journal.close()

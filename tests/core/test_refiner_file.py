@@ -9,10 +9,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from training.config.network import UNetConfig
 from training.errors import BadInput
-from training.refiner.file import RefinerMeta, load_meta, load_refiner, save_refiner
-from training.refiner.model import Refiner
-from training.refiner.unet import UNetConfig, build_unet
+from training.objectives.residual.file import RefinerMeta, load_meta, load_refiner, save_refiner
+from training.objectives.residual.model import Refiner
+from training.objectives.residual.unet import build_unet
 
 UNET = UNetConfig(
     latent_channels=3, block_channels=(32,), layers_per_block=1, transformer_depth=(0,), middle_depth=0, heads=(1,),

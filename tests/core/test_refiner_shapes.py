@@ -7,10 +7,11 @@ import torch
 from safetensors.torch import save_file
 
 from tests.core.test_refiner_file import EMPTY, UNET, meta, weights
+from training.config.network import PRESETS, UNetConfig, preset
 from training.errors import BadInput
-from training.refiner.file import load_meta, load_refiner
-from training.refiner.shapes import weight_shapes, what_does_not_fit
-from training.refiner.unet import PRESETS, UNetConfig, build_unet, preset
+from training.objectives.residual.file import load_meta, load_refiner
+from training.objectives.residual.shapes import weight_shapes, what_does_not_fit
+from training.objectives.residual.unet import build_unet
 
 SHAPES = {
     **{name: preset(name, 4) for name in PRESETS},

@@ -10,13 +10,13 @@ import torch
 from PIL import Image
 
 from training.errors import TrainingFailed
-from training.journal import read as read_journal
-from training.measure_words import measure_words, row_words
-from training.memory_log import MemoryLog
-from training.refiner import flow
-from training.report import read_grid, save_grid
-from training.report_page import RunPage, _draw_times
-from training.times import TimestepHistogram
+from training.objectives.histograms import TimestepHistogram
+from training.objectives.residual import flow
+from training.run.report.journal import read as read_journal
+from training.run.report.measure_words import measure_words, row_words
+from training.run.report.memory_log import MemoryLog
+from training.run.report.page import RunPage, _draw_times
+from training.run.report.report import read_grid, save_grid
 
 
 @pytest.fixture

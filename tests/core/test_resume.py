@@ -11,11 +11,11 @@ from typing import get_args
 import pytest
 import torch
 
-from training.checkpoint import load_newest
-from training.config import Precision
+from training.config.train_config import Precision
 from training.errors import BadInput
-from training.journal import read as read_journal
-from training.sealed import seal
+from training.run.checkpoints.checkpoint import load_newest
+from training.run.report.journal import read as read_journal
+from training.storage.checksums import seal
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,7 +61,7 @@ def test_a_run_can_be_stopped_after_every_single_step(configure, watch, whole_ru
 
 
 def test_a_stop_during_validation_comes_before_the_next_pair(configure, watch, monkeypatch, build_pairs):
-    from training.refiner.model import Refiner
+    from training.objectives.residual.model import Refiner
 
     walked, refine = [], Refiner.refine
     monkeypatch.setattr(Refiner, "refine", lambda self, *given: walked.append(0) or refine(self, *given))
@@ -182,7 +182,7 @@ def test_a_history_with_a_gap_is_told(configure, watch, whole_run):
 @pytest.mark.parametrize("keep_best", [True, False])
 def test_the_checkpoint_of_the_lowest_validation_loss_is_kept(configure, watch, monkeypatch, keep_best):
     """Also where it was validated between two checkpoints; the validation losses are made to rise after step 3."""
-    from training.journal import Journal
+    from training.run.report.journal import Journal
 
     write = Journal.write
 
@@ -226,7 +226,7 @@ def test_other_ways_to_train_resume_exactly_too(configure, watch, tmp_path, chan
 def test_the_loss_scale_of_fp16_is_resumed(configure, watch, monkeypatch):
     import torch
 
-    from training.refiner import flow
+    from training.objectives.residual import flow
 
     loss = flow.loss_per_sample
     monkeypatch.setattr(flow, "loss_per_sample", lambda *given: loss(*given) * 10)  # overflows at the first scale
@@ -301,7 +301,7 @@ def test_a_stop_while_the_result_is_measured_is_heard_and_made_up_for(configure,
 
 
 def test_a_run_killed_before_its_report_is_not_taken_for_finished(configure, watch, whole_run, monkeypatch):
-    from training import report
+    from training.run.report import report
 
     def killed(*_, **__):
         raise KeyboardInterrupt

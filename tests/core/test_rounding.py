@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from training.optim.noise import Block, bits_of, block_index, stream_key, wrapped
-from training.optim.rounding import join, round_stochastically, split
+from training.run.optim.noise import Block, bits_of, block_index, stream_key, wrapped
+from training.run.optim.rounding import join, round_stochastically, split
 
 
 def floats(*bits):

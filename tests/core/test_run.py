@@ -7,17 +7,17 @@ import pytest
 import torch
 from PIL import Image
 
-from training.checkpoint import load_newest
 from training.data.batches import BatchSource
 from training.data.seeds import seeded_generator
 from training.data.shards import RefinerDataset
-from training.journal import read as read_journal
-from training.optim.schedule import warmup_cosine
-from training.plan import make_plan
-from training.refiner import flow
-from training.refiner.file import load_meta, load_refiner
-from training.refiner.model import Refiner
-from training.refiner.unet import build_unet
+from training.objectives.residual import flow
+from training.objectives.residual.file import load_meta, load_refiner
+from training.objectives.residual.model import Refiner
+from training.objectives.residual.unet import build_unet
+from training.run.checkpoints.checkpoint import load_newest
+from training.run.optim.schedule import warmup_cosine
+from training.run.plan import make_plan
+from training.run.report.journal import read as read_journal
 
 ATTENTION = {
     "block_channels": [32], "layers_per_block": 1, "transformer_depth": [1], "middle_depth": 1, "heads": [1],
@@ -362,7 +362,7 @@ def test_a_crop_that_pictures_are_too_small_for_is_remarked_on(configure, datase
 
 
 def test_a_large_network_on_a_cpu_is_remarked_on_and_its_pace_told(configure, dataset, monkeypatch, watch):
-    from training import plan as plans
+    from training.run import plan as plans
 
     assert not any("made for a GPU" in choice for choice in choices_of(configure(device="cpu"), dataset))
     monkeypatch.setattr(plans, "LARGE_FOR_A_CPU", 100_000)

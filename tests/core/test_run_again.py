@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from training.config import TrainConfig
+from training.config.train_config import TrainConfig
 from training.errors import BadInput
-from training.journal import read as read_journal
+from training.run.report.journal import read as read_journal
 
 BRIEF = {"validation__pictures": 0, "epochs": 1}
 

@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
-from training.checkpoint import load_newest
 from training.errors import BadInput, TrainingFailed
-from training.refiner import flow
-from training.run_folder import RunFolder
+from training.objectives.residual import flow
+from training.run.checkpoints.checkpoint import load_newest
+from training.run.run_folder import RunFolder
 
 BRIEF = {"validation__pictures": 0}
 
@@ -127,7 +127,7 @@ def test_a_disk_that_fills_up_in_mid_training_is_one_sentence(configure, watch, 
 
 
 def test_a_disk_that_fills_up_between_two_lines_of_the_journal_is_one_sentence(configure, watch, monkeypatch):
-    from training.journal import Journal
+    from training.run.report.journal import Journal
 
     def full(self, step, **values):
         raise OSError(28, "No space left on device")
@@ -140,7 +140,7 @@ def test_a_disk_that_fills_up_between_two_lines_of_the_journal_is_one_sentence(c
 
 
 def test_a_disk_that_is_full_when_the_report_is_written_leaves_no_finished_run(configure, watch, monkeypatch):
-    from training import report
+    from training.run.report import report
 
     def full(*_, **__):
         raise OSError(28, "No space left on device")

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from training import run_folder
 from training.data import index
 from training.errors import BadInput
-from training.export import export_checkpoint
-from training.run_folder import RunFolder
+from training.run import run_folder
+from training.run.checkpoints.export import export_checkpoint
+from training.run.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 BRIEF = {"validation__pictures": 0}
 HOLDER = """
 import sys, time
 from pathlib import Path
-from training.file_lock import hold_lock
+from training.storage.file_lock import hold_lock
 held = hold_lock(Path(sys.argv[1]))
 print("held" if held else "refused", flush=True)
 time.sleep(600)
@@ -155,7 +155,7 @@ def test_a_folder_that_cannot_be_renamed_is_one_sentence(copy, monkeypatch):
 
 
 def test_memory_that_does_not_do_is_one_sentence_and_a_smaller_run_may_take_the_name(configure, watch, monkeypatch):
-    from training import objective
+    from training.objectives.residual import objective
 
     def allocate(*_):
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory")
@@ -177,7 +177,7 @@ def test_a_run_without_memory_is_told_so_on_a_torch_that_has_fewer_exceptions(co
     """torch.OutOfMemoryError came with torch 2.5."""
     import torch
 
-    from training import objective
+    from training.objectives.residual import objective
 
     def allocate(*_):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
@@ -191,7 +191,7 @@ def test_a_run_without_memory_is_told_so_on_a_torch_that_has_fewer_exceptions(co
 
 
 def test_a_fault_that_nobody_foresaw_is_not_hidden_but_told_in_the_status(configure, watch, monkeypatch):
-    from training import objective
+    from training.objectives.residual import objective
 
     def fail(*_, **__):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
@@ -279,7 +279,7 @@ def test_a_dataset_that_cannot_be_read_is_what_the_sentence_names(configure, wat
     [("/mnt/pairs/x", "^/mnt/pairs/x could not be read or written"), ("run", "^Run folder .*: writing x failed")],
 )
 def test_the_file_at_fault_is_named_wherever_it_is(configure, watch, monkeypatch, place, said):
-    from training import objective
+    from training.objectives.residual import objective
 
     def fail(*_, **__):
         path = configure().run / "x" if place == "run" else place
@@ -315,7 +315,7 @@ def test_a_file_that_something_holds_for_a_moment_gets_its_name_all_the_same(con
 def test_a_folder_that_cannot_be_written_is_not_waited_for(tmp_path, monkeypatch):
     import os
 
-    from training import whole_file
+    from training.storage import files as whole_file
 
     def denied(*_):
         raise PermissionError(13, "Permission denied")

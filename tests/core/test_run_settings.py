@@ -12,12 +12,12 @@ import torch
 from torch.nn import functional
 
 from tests.core.starts import TEXT, WITH_ATTENTION, write_start
-from training.checkpoint import list_steps
-from training.config import TrainConfig
-from training.config_section import Section
+from training.config.section import Section
+from training.config.train_config import TrainConfig
 from training.errors import BadInput
-from training.plan import find_device
-from training.sealed import seal
+from training.run.checkpoints.checkpoint import list_steps
+from training.run.plan import find_device
+from training.storage.checksums import seal
 
 ROOT = Path(__file__).resolve().parents[2]
 BRIEF = {"validation__pictures": 0, "epochs": 1}
@@ -118,7 +118,7 @@ def test_deterministic_algorithms_are_asked_for_and_given_back(configure, watch,
     # on a CPU it changes nothing but the metadata, which say how it was trained
     assert config.identity()["deterministic"] is True and "deterministic" not in configure().identity()
     assert Looking.__mro__[1]().train(config).status == "reused"
-    from training.refiner.file import load_refiner
+    from training.objectives.residual.file import load_refiner
 
     one, other = (load_refiner(path)[0] for path in (result.refiner, whole_run[0].refiner))
     assert all(torch.equal(one[name], other[name]) for name in one)

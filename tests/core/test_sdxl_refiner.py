@@ -7,21 +7,21 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from training.config import TrainConfig
+from training.config.network import UNetConfig
+from training.config.train_config import TrainConfig
 from training.data.shards import RefinerDataset
 from training.errors import BadInput
-from training.journal import read as read_journal
-from training.plan import make_plan
-from training.refiner import flow
-from training.refiner.file import load_meta as load_residual_meta
-from training.refiner.unet import UNetConfig
-from training.run_folder import RunFolder
-from training.sdxl_refiner import diffusion
-from training.sdxl_refiner.file import load_meta, read_weights
-from training.sdxl_refiner.keys import PREFIX, original_names
-from training.sdxl_refiner.model import SDXLRefiner
-from training.sdxl_refiner.unet import SHAPE, build
-from training.times import TimestepHistogram
+from training.objectives.histograms import TimestepHistogram
+from training.objectives.residual import flow
+from training.objectives.residual.file import load_meta as load_residual_meta
+from training.objectives.sdxl_refiner import diffusion
+from training.objectives.sdxl_refiner.file import load_meta, read_weights
+from training.objectives.sdxl_refiner.keys import PREFIX, original_names
+from training.objectives.sdxl_refiner.model import SDXLRefiner
+from training.objectives.sdxl_refiner.unet import SHAPE, build
+from training.run.plan import make_plan
+from training.run.report.journal import read as read_journal
+from training.run.run_folder import RunFolder
 
 LATENT = {"name": "SDXL", "channels": 4, "scale": 0.13025, "shift": 0.0, "downscale": 8}
 TEXT = {"tokens": 2, "dim": 1280, "pooled": 1280, "fingerprint": "c0ffee"}

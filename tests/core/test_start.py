@@ -7,14 +7,14 @@ import torch
 from pydantic import ValidationError
 
 from tests.core.starts import TEXT, write_start
-from training.config import TrainConfig, differences
+from training.config.start_file import start_file_hash
+from training.config.train_config import TrainConfig, differences
 from training.data.batches import BatchSource
 from training.data.shards import RefinerDataset
 from training.errors import BadInput
-from training.plan import make_plan
-from training.refiner.file import load_meta, load_refiner
-from training.refiner.start import open_start
-from training.start_file import start_file_hash
+from training.objectives.residual.file import load_meta, load_refiner
+from training.objectives.residual.start import open_start
+from training.run.plan import make_plan
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from training.config import TrainConfig
+from training.config.train_config import TrainConfig
 from training.errors import BadInput
 
 

@@ -10,17 +10,17 @@ import torch
 from torch import nn
 from torch.nn import Linear
 
-from training.checkpoint import load_newest
-from training.config import HealthConfig
+from training.config.train_config import HealthConfig
 from training.errors import TrainingFailed
-from training.health import StepHealth
-from training.optim.scaler_health import ScalerHealth
-from training.origin import FirstBadGradient, find_origin
 from training.precision import advice
 from training.precision.advice import training_advice
 from training.precision.device import Support
 from training.precision.guard import FirstBadLayer
 from training.precision.scaling import needs_scaler
+from training.run.checkpoints.checkpoint import load_newest
+from training.run.watch.health import StepHealth
+from training.run.watch.nan_origin import FirstBadGradient, find_origin
+from training.run.watch.scaler_health import ScalerHealth
 
 CPU = torch.device("cpu")
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -235,7 +235,7 @@ def test_a_look_leaves_the_gradients_as_they_are():
 def test_a_layer_that_gives_nan_ends_the_run_by_name_with_the_weights_of_before(
     configure, watch, monkeypatch, precision
 ):
-    from training import objective
+    from training.objectives.residual import objective
 
     built, build = [], objective.build_unet
     monkeypatch.setattr(objective, "build_unet", lambda shape: built.append(build(shape)) or built[-1])

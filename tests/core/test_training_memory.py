@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import optimizer_steps
+from training.config.network import UNetConfig
 from training.errors import BadInput
 from training.memory.attention import BACKENDS, AttentionCall
 from training.memory.machine import Machine, overhead, planned_machine
@@ -28,8 +29,7 @@ from training.memory.training_trace import (
     training_step,
 )
 from training.memory.vae_attention import VAE_ATTENTION, vae_attention_bytes
-from training.refiner.unet import UNetConfig
-from training.trainables import trainables
+from training.objectives.trainables import trainables
 
 SHAPE = UNetConfig(
     latent_channels=4,

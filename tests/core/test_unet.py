@@ -6,9 +6,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from training.config.network import PRESETS, UNetConfig, preset
 from training.errors import BadInput, first_error
-from training.refiner.size import BASE_PARAMETERS, check_size, count_parameters
-from training.refiner.unet import PRESETS, UNetConfig, build_unet, call_unet, preset
+from training.objectives.residual.size import BASE_PARAMETERS, check_size, count_parameters
+from training.objectives.residual.unet import build_unet, call_unet
 
 SMALL = dict(
     latent_channels=3, block_channels=(32, 64), layers_per_block=1, transformer_depth=(0, 1), middle_depth=1,

@@ -8,15 +8,16 @@ import torch
 
 from tests.core.conftest import SHAPE, configuration, write_dataset
 from tests.core.starts import TEXT, write_start
-from training.checkpoint import list_steps
+from training.config.network import UNetConfig
 from training.data.batches import BatchSource
 from training.data.shards import RefinerDataset
-from training.evaluate import batches_of, evaluate
-from training.journal import read as read_journal
-from training.refiner import flow
-from training.refiner.model import Refiner
-from training.refiner.unet import UNetConfig, build_unet
-from training.sealed import seal
+from training.objectives.evaluate import batches_of, evaluate
+from training.objectives.residual import flow
+from training.objectives.residual.model import Refiner
+from training.objectives.residual.unet import build_unet
+from training.run.checkpoints.checkpoint import list_steps
+from training.run.report.journal import read as read_journal
+from training.storage.checksums import seal
 
 LOW = ["bf16", "fp16", "pure_bf16"]
 
@@ -140,7 +141,7 @@ def test_batches_keep_the_order_and_mix_no_sizes(tmp_path):
 
 
 def test_the_first_answer_is_given_for_the_very_same_state_alone():
-    from training.refiner.first_answer import FirstAnswer
+    from training.objectives.first_answer import FirstAnswer
 
     first, asked = FirstAnswer(), []
 
@@ -155,7 +156,7 @@ def test_the_first_answer_is_given_for_the_very_same_state_alone():
 
 
 def test_the_grid_of_many_pairs_has_the_shape_of_a_screen():
-    from training.report import BETWEEN, GAP, screen_grid
+    from training.run.report.report import BETWEEN, GAP, screen_grid
 
     rows = [{name: torch.full((3, 128, 128), i / 24) for name in ("base", "refined", "target")} for i in range(24)]
     grid = screen_grid(rows)

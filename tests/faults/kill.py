@@ -120,7 +120,7 @@ def _say(line: str) -> None:
 def _type_in(order: dict) -> int:
     """A child: the command line."""
     from training.__main__ import main
-    from training.journal import Journal
+    from training.run.report.journal import Journal
 
     write = Journal.write
 
@@ -138,9 +138,9 @@ def _type_in(order: dict) -> int:
 
 def _live(order: dict) -> int:
     """A child: one run, with lines to the pipe on entering and leaving a save."""
-    from training import checkpoint
-    from training.config import TrainConfig
-    from training.run import train
+    from training.config.train_config import TrainConfig
+    from training.run.checkpoints import checkpoint
+    from training.run.train import train
 
     kill, inside, count = Kill(**order["kill"]), threading.local(), [0]
     save = checkpoint.save
@@ -188,7 +188,7 @@ def _main() -> None:
     import torch.utils.tensorboard
 
     import training.__main__
-    import training.run  # noqa: F401
+    import training.run.train  # noqa: F401
 
     torch.set_num_threads(1)
     _say("ready")

@@ -7,12 +7,12 @@ import shutil
 import pytest
 import torch
 
-from training import checkpoint as checkpoints
-from training.checkpoint import Checkpoint, load_newest
 from training.data.shards import RefinerDataset
 from training.errors import BadInput
-from training.run_folder import RunFolder
-from training.sealed import SEAL
+from training.run.checkpoints import checkpoint as checkpoints
+from training.run.checkpoints.checkpoint import Checkpoint, load_newest
+from training.run.run_folder import RunFolder
+from training.storage.checksums import SEAL
 
 FILES = [*sorted(checkpoints.FILES), SEAL]
 DAMAGES = ["cut", "flipped", "gone"]

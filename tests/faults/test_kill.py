@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.faults.kill import Kill
-from training.checkpoint import load_newest
-from training.refiner.file import load_refiner
+from training.objectives.residual.file import load_refiner
+from training.run.checkpoints.checkpoint import load_newest
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {"keep_checkpoints": 1, "validation__every": 3, "validation__crop": 8, "data__crop": 8}

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from training.checkpoint import load_newest
 from training.data.batches import BatchSource
 from training.errors import BadInput, TrainingFailed
-from training.run_folder import RunFolder
+from training.run.checkpoints.checkpoint import load_newest
+from training.run.run_folder import RunFolder
 
 WORKERS = {"data__workers": 2, "validation__pictures": 0}
 

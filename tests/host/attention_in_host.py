@@ -129,14 +129,14 @@ def networks():
 
 def check_presets():
     """name -> [what is read from the host's network, the preset], as texts."""
-    read = pack("nodes.host.model_shapes").network_shape
+    read = pack("nodes.host.model.shapes").network_shape
     presets = pack("training.memory.models").PRESETS
     return {name: [str(read(net, name, channels, 8)), str(presets[name])] for name, channels, net in networks()}
 
 
 def check_unreadable():
     """What is said of networks that cannot be read."""
-    read = pack("nodes.host.model_shapes").network_shape
+    read = pack("nodes.host.model.shapes").network_shape
     return refusal(lambda: read(Linear(2, 2), "Mochi", 12, 8))
 
 
@@ -153,7 +153,7 @@ def check_sequence():
         transformer_depth_output=[1, 1, 1, 2, 2, 0, 0], transformer_depth_middle=1, use_spatial_transformer=True,
         legacy=False, dtype=torch.float32, operations=comfy.ops.disable_weight_init,
     )  # fmt: skip
-    shape = pack("nodes.host.model_shapes").network_shape(net, "small", 4, 8)
+    shape = pack("nodes.host.model.shapes").network_shape(net, "small", 4, 8)
     calls = []
 
     def record(function, q, k, v, heads, *args, **kwargs):

@@ -21,12 +21,12 @@ from trained_vae import template_pictures, trained_vae  # noqa: E402
 from vae_families import FAMILIES, make  # noqa: E402
 
 audit = pack("nodes.host.precision.audit").audit_precision
-audit_clip = pack("nodes.host.precision.audit_clip").audit_clip
-model_part = pack("nodes.host.precision.audit_model")
-audit_vae = pack("nodes.host.precision.audit_vae").audit_vae
-select = pack("nodes.host.precision.vae").select_vae_precision
+audit_clip = pack("nodes.host.clip.audit").audit_clip
+model_part = pack("nodes.host.model.audit")
+audit_vae = pack("nodes.host.vae.audit").audit_vae
+select = pack("nodes.host.vae.select").select_vae_precision
 plans = pack("training.precision.plan")
-LOADED_STATE = pack("nodes.host.private_copy").LOADED_STATE
+LOADED_STATE = pack("nodes.host.patching.private_copy").LOADED_STATE
 findings = pack("training.precision.verdict").findings
 support = pack("training.precision.device").support
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16

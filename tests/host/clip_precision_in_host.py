@@ -13,9 +13,9 @@ from torch.nn import Linear
 import comfy.hooks  # noqa: E402
 from clip_families import FAMILIES, host_clip, tokens_of  # noqa: E402
 
-select = pack("nodes.host.precision.clip").select_clip_precision
-fingerprint = pack("nodes.host.clip").clip_fingerprint
-LOADED_STATE = pack("nodes.host.private_copy").LOADED_STATE
+select = pack("nodes.host.clip.select").select_clip_precision
+fingerprint = pack("nodes.host.clip.host_clip").clip_fingerprint
+LOADED_STATE = pack("nodes.host.patching.private_copy").LOADED_STATE
 DTYPES = pack("training.precision.dtypes").DTYPES
 STORAGE = [(storage, "default") for storage in DTYPES]
 COMPUTE = [(storage, compute) for compute in ("bf16", "fp16") for storage in ("default", "fp8_e4m3fn")]

@@ -24,9 +24,10 @@ import torch  # noqa: E402
 
 MIN, BROKEN, BROKEN_UNET = "sd15_min_strided.ckpt", "sd15_min_broken.ckpt", "sd15_min_broken_unet.ckpt"
 folder_paths.folder_names_and_paths["checkpoints"][0].insert(0, str(CHECKPOINTS))
-host_vae, host_clip, base_model = pack("nodes.host.vae"), pack("nodes.host.clip"), pack("nodes.host.base_model")
-keys, weights = pack("nodes.host.checkpoint_keys"), pack("nodes.host.weights")
-building = "nodes.host.building"
+host_vae, host_clip = pack("nodes.host.vae.host_vae"), pack("nodes.host.clip.host_clip")
+base_model = pack("nodes.host.model.base_model")
+keys, weights = pack("nodes.host.model.checkpoint_keys"), pack("nodes.host.patching.weights")
+building = "nodes.host.dataset"
 
 with torch.inference_mode():
     MODEL, CLIP, VAE, _ = comfy.sd.load_checkpoint_guess_config(str(CHECKPOINTS / MIN))
@@ -214,7 +215,7 @@ def vae_dtype_is_part_of_the_recipe():
 def precision_of_an_encoder_is_part_of_the_recipe():
     build, request = pack(f"{building}.build").build_dataset, pack(f"{building}.request").BuildRequest
     source, progress = pack(f"{building}.sources").DegradeBase("resize", 2.0), pack("nodes.host.progress").NodeProgress
-    select = pack("nodes.host.precision.vae").select_vae_precision
+    select = pack("nodes.host.vae.select").select_vae_precision
     images = torch.rand(3, 64, 64, 3, generator=torch.Generator().manual_seed(0))
     built = {}
     for encoder, decoder, factor in (
@@ -338,13 +339,13 @@ def what_was_sampled_is_found_again():
 
     patched = MODEL.clone()
     patched.set_model_sampler_post_cfg_function(lambda args: args["denoised"])
-    select = pack("nodes.host.precision.model")
+    select = pack("nodes.host.model.select")
     selected = select.select_model_precision(MODEL, "bf16", keep=select.Keep(norms=True)).model
     switched = selected.clone()
     switched.set_model_compute_dtype(torch.float32)
-    guards = pack("nodes.host.precision.guard")
+    guards = pack("nodes.host.patching.guard")
     guarded = [
-        pack("nodes.host.precision.guard_model").guard_model(selected, guards.Guard(on_nan))
+        pack("nodes.host.model.guard").guard_model(selected, guards.Guard(on_nan))
         for on_nan in (guards.STOP, guards.RERUN)
     ]
     known = [  # (what a recipe has of the model, whether its samples are kept), of a base made twice of each

@@ -26,12 +26,12 @@ from unets import conditioning, file_of, with_lora  # noqa: E402
 from vae_families import make  # noqa: E402
 from vae_precision_in_host import WINDOWS  # noqa: E402
 
-select_model = pack("nodes.host.precision.model").select_model_precision
-model_dtypes = pack("nodes.host.precision.model").model_dtypes
-Keep = pack("nodes.host.precision.model").Keep
-select_clip = pack("nodes.host.precision.clip").select_clip_precision
-select_vae = pack("nodes.host.precision.vae").select_vae_precision
-load_vae_precisely = pack("nodes.host.precision.vae_file").load_vae_precisely
+select_model = pack("nodes.host.model.select").select_model_precision
+model_dtypes = pack("nodes.host.model.select").model_dtypes
+Keep = pack("nodes.host.model.select").Keep
+select_clip = pack("nodes.host.clip.select").select_clip_precision
+select_vae = pack("nodes.host.vae.select").select_vae_precision
+load_vae_precisely = pack("nodes.host.vae.file").load_vae_precisely
 FOLDER = tempfile.TemporaryDirectory(prefix="ref2v-")
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 NAME = "SD 1.5"
@@ -227,8 +227,8 @@ def guard_audit_and_plan():
     source, clip = model(), host_clip("SD 1")
     comfy.model_management.vae_dtype = lambda *_: FP16
     vae = load_vae(str(vae_file()))
-    guards = pack("nodes.host.precision.guard")
-    guarded = pack("nodes.host.precision.guard_vae").guard_vae(vae, guards.Guard(guards.RERUN))
+    guards = pack("nodes.host.patching.guard")
+    guarded = pack("nodes.host.vae.guard").guard_vae(vae, guards.Guard(guards.RERUN))
     vae.first_stage_model.taesd_decoder[1].bias.data.fill_(1e5)  # past what FP16 holds; the file's FP32 does hold it
     mended = guarded.decode(torch.randn(1, 4, 8, 8))
     vae = load_vae(str(vae_file()))
@@ -257,7 +257,7 @@ def a_cancel_is_never_swallowed():
     found = {"is an Exception": issubclass(cancelled, Exception)}
     source = model()
     source.cached_patcher_init = (stop, ())
-    guards = pack("nodes.host.precision.guard")
+    guards = pack("nodes.host.patching.guard")
     call = guards.Call(lambda _layer: "UNet", torch.nn.Identity(), FP16, {}, lambda: torch.tensor(float("nan")), stop)
     for what, action in {
         "reload": lambda: select_model(source, "default", "fp16"),

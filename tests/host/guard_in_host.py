@@ -28,13 +28,13 @@ from comfy_execution.utils import CurrentNodeContext  # noqa: E402
 from vae_families import FAMILIES, Family, make  # noqa: E402
 from vae_precision_in_host import WINDOWS, host_vae, inputs  # noqa: E402
 
-guards = pack("nodes.host.precision.guard")
-guard_model = pack("nodes.host.precision.guard_model").guard_model
-guard_vae = pack("nodes.host.precision.guard_vae").guard_vae
-guard_clip = pack("nodes.host.precision.guard_clip").guard_clip
-guard_of = pack("nodes.host.precision.shell").guard_of
-select = pack("nodes.host.precision.vae").select_vae_precision
-LOADED_STATE = pack("nodes.host.private_copy").LOADED_STATE
+guards = pack("nodes.host.patching.guard")
+guard_model = pack("nodes.host.model.guard").guard_model
+guard_vae = pack("nodes.host.vae.guard").guard_vae
+guard_clip = pack("nodes.host.clip.guard").guard_clip
+guard_of = pack("nodes.host.patching.shell").guard_of
+select = pack("nodes.host.vae.select").select_vae_precision
+LOADED_STATE = pack("nodes.host.patching.private_copy").LOADED_STATE
 STOP, RERUN, REPORT = guards.STOP, guards.RERUN, guards.REPORT
 FP32, BF16, FP16, NAN = torch.float32, torch.bfloat16, torch.float16, float("nan")
 LARGE = 2.0**16  # a power of two: the weights stay exact in FP16
@@ -311,13 +311,13 @@ def vae_composes_with_select():
         "default, guarded": guard_of(back.first_stage_model).source is coarse,
         "fp32 selected": same(select(guarded, "default", "fp32").vae.decode(latent), wanted),
         "other packs": guard_of(other.first_stage_model).without(other).note == 1,
-        "copied": bool(torch.equal(pack("nodes.host.vae").copy_vae(guarded, FP32).decode(latent), wanted)),
+        "copied": bool(torch.equal(pack("nodes.host.vae.host_vae").copy_vae(guarded, FP32).decode(latent), wanted)),
         "memory": [
             guarded.memory_used_decode((1, 4, 8, 8), None) == coarse.memory_used_decode((1, 4, 8, 8), FP16),
             after.memory_used_encode((1, 3, 64, 64), None) == coarse.memory_used_encode((1, 3, 64, 64), BF16),
         ],
-        "dtype": [pack("nodes.host.vae").vae_dtype(v) for v in (coarse, guarded, split, after)],
-        "fingerprint": len({pack("nodes.host.vae").vae_fingerprint(v) for v in (coarse, guarded)}) == 1,
+        "dtype": [pack("nodes.host.vae.host_vae").vae_dtype(v) for v in (coarse, guarded, split, after)],
+        "fingerprint": len({pack("nodes.host.vae.host_vae").vae_fingerprint(v) for v in (coarse, guarded)}) == 1,
         "saved": guarded.get_sd().keys() == coarse.get_sd().keys(),
     }
 

@@ -17,9 +17,9 @@ comfy_attention = comfy.ldm.modules.attention
 StorageMeter = pack("training.memory.meter").StorageMeter
 machine_module = pack("training.memory.machine")
 trace_module = pack("training.memory.trace")
-traced = pack("nodes.host.traced_model")
-shapes = pack("nodes.host.model_shapes")
-estimates = pack("nodes.host.model_memory")
+traced = pack("nodes.host.memory.traced_model")
+shapes = pack("nodes.host.model.shapes")
+estimates = pack("nodes.host.memory.model_memory")
 
 FUNCTIONS = {
     "basic": comfy_attention.attention_basic,
@@ -382,7 +382,7 @@ def check_cost():
     for _ in range(2):
         began = time.process_time()
         answer = estimates.model_memory(model, memory_gib=24.0, **options)
-        pack("nodes.host.memory_estimate").columns_image(answer)
+        pack("nodes.host.memory.estimate").columns_image(answer)
         answer.report()
         seconds = time.process_time() - began
         grown.append(peak_resident() - before)

@@ -16,10 +16,10 @@ import comfy.model_management  # noqa: E402
 from newest_host.packed_weights import pack_blocks  # noqa: E402
 from unets import CONFIGS, conditioning, control_net, host_model, scaled_fp8_model, with_lora  # noqa: E402
 
-precision = pack("nodes.host.precision.model")
+precision = pack("nodes.host.model.select")
 select, Keep = precision.select_model_precision, precision.Keep
-fingerprint = pack("nodes.host.base_model").model_fingerprint
-LOADED_STATE = pack("nodes.host.private_copy").LOADED_STATE
+fingerprint = pack("nodes.host.model.base_model").model_fingerprint
+LOADED_STATE = pack("nodes.host.patching.private_copy").LOADED_STATE
 
 
 def latent(model, name, control=None):
@@ -293,7 +293,7 @@ def packed_model(change=0):
 
 def packed_models_are_known_again():
     """What Base from Model asks of a model: its fingerprint, its size, and a picture."""
-    base_model = pack("nodes.host.base_model")
+    base_model = pack("nodes.host.model.base_model")
     one, same, other = packed_model(), packed_model(), packed_model(1)
     source = host_model("SD 1.5")
     meta = host_model("SD 1.5")

@@ -26,13 +26,13 @@ from newest_host.packed_weights import Blocks, Scaled, pack_blocks, quantize  # 
 from unets import conditioning, file_of, with_lora  # noqa: E402
 from vae_families import FAMILIES, make, rounded_windows  # noqa: E402
 
-select_model = pack("nodes.host.precision.model").select_model_precision
-Keep = pack("nodes.host.precision.model").Keep
-select_clip = pack("nodes.host.precision.clip").select_clip_precision
-select_vae = pack("nodes.host.precision.vae").select_vae_precision
-fingerprint = pack("nodes.host.base_model").model_fingerprint
-guards = pack("nodes.host.precision.guard")
-guard_model = pack("nodes.host.precision.guard_model").guard_model
+select_model = pack("nodes.host.model.select").select_model_precision
+Keep = pack("nodes.host.model.select").Keep
+select_clip = pack("nodes.host.clip.select").select_clip_precision
+select_vae = pack("nodes.host.vae.select").select_vae_precision
+fingerprint = pack("nodes.host.model.base_model").model_fingerprint
+guards = pack("nodes.host.patching.guard")
+guard_model = pack("nodes.host.model.guard").guard_model
 plans = pack("nodes.host.precision.plan")
 preset_plan = pack("training.precision.presets").preset_plan
 FOLDER = Path(tempfile.mkdtemp(prefix="ref2v-"))
@@ -249,7 +249,7 @@ def refiner():
     from refiner_in_host import refiner_file
 
     path = refiner_file()[0]
-    module = pack("nodes.host.refiner_model")
+    module = pack("nodes.host.refiner.model")
     model, positive = module.load_refiner_model(path, 1.0)
     plain = module.build_patcher(path, disable_dynamic=True)
     base = {"samples": torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(4))}
@@ -276,7 +276,7 @@ def refiner():
 
 def memory():
     """Model Memory of a dynamic MODEL and VAE, loaded or not, before and after a selector."""
-    estimate = pack("nodes.host.model_memory").model_memory
+    estimate = pack("nodes.host.memory.model_memory").model_memory
     model = load_model(unet_file(FP16), {"dtype": BF16})
     vae = load_vae(file("taesd", lambda: make("TAESD", rounded_windows()), FP16))
 

@@ -147,13 +147,13 @@ def check_what_the_host_lists():
 
 def check_a_name_with_the_other_separator():
     lay_out()
-    choice = pack("nodes.host.refiner_choice")
+    choice = pack("nodes.host.refiner.choice")
     found = [choice.choose_refiner("run.previous-1\\refiner.safetensors", None)]
     found += [choice.start_file("run.previous-1\\refiner.safetensors")]
     for kind in ("vae", "checkpoints"):
         (BASE / "models" / kind / "sub").mkdir(parents=True, exist_ok=True)
         (BASE / "models" / kind / "sub" / "x.safetensors").write_bytes(b"x")
-    vae_path = pack("nodes.host.precision.vae_file")._path
+    vae_path = pack("nodes.host.vae.file")._path
     found += [vae_path("sub\\x.safetensors"), vae_path("checkpoints/sub\\x.safetensors")]
     return [os.path.relpath(path, BASE) for path in found]
 
@@ -161,7 +161,7 @@ def check_a_name_with_the_other_separator():
 def check_a_run_that_says_it_starts_outside():
     """A client of the host can write config.json into a run's folder."""
     outside = lay_out()
-    training = pack("nodes.host.refiner_training")
+    training = pack("nodes.host.refiner.training")
     secret, run = outside / "secret" / "x.safetensors", BASE / "output/refiners/run"
     config = {"config": {"refiner": {"start_from": str(secret)}}}
     (run / "config.json").write_text(json.dumps(config))
@@ -176,13 +176,13 @@ def check_a_run_that_says_it_starts_outside():
 
 
 def check_options_of_a_person():
-    parse = pack("nodes.host.refiner_training")._parse_options
+    parse = pack("nodes.host.refiner.training")._parse_options
     twice = refusal(lambda: parse('{"data": {"repeats": 2}, "flow": {}, "data": {"mirror": true}}'))
     return {"twice": twice, "marked": parse('\ufeff{"data": {"repeats": 2}}')}
 
 
 def check_datasets_of_a_name():
-    recipe = pack("nodes.host.building.recipe")
+    recipe = pack("nodes.host.dataset.recipe")
     for folder in ("a-0123456789", "a-b-0123456789", "a-0123456789.previous-1", "a-b"):
         (BASE / "output/refiner_datasets" / folder).mkdir(parents=True, exist_ok=True)
         (BASE / "output/refiner_datasets" / folder / "index.json").write_text("{}")

@@ -17,9 +17,9 @@ plans = pack("nodes.host.precision.plan")
 apply_plan = plans.apply_plan
 PrecisionPlan = pack("training.precision.plan").PrecisionPlan
 preset_plan = pack("training.precision.presets").preset_plan
-encoder_dtypes = pack("nodes.host.precision.clip").encoder_dtypes
-model_dtypes = pack("nodes.host.precision.model").model_dtypes
-vae_dtypes = pack("nodes.host.precision.vae").vae_dtypes
+encoder_dtypes = pack("nodes.host.clip.select").encoder_dtypes
+model_dtypes = pack("nodes.host.model.select").model_dtypes
+vae_dtypes = pack("nodes.host.vae.select").vae_dtypes
 WINDOWS = Windows(1 << 20)
 
 

@@ -15,14 +15,14 @@ from torch.nn import Linear
 import comfy.sd  # noqa: E402, F401
 
 nodes_perpneg, nodes_sag = (importlib.import_module(f"comfy_extras.nodes_{name}") for name in ("perpneg", "sag"))
-model_module = pack("nodes.host.refiner_model")
-flow = pack("training.refiner.flow")
-file_module = pack("training.refiner.file")
-lora_module = pack("training.refiner.lora")
-start_module = pack("training.refiner.start")
-trainables = pack("training.trainables")
-LoRAConfig = pack("training.config").LoRAConfig
-unet_module = pack("training.refiner.unet")
+model_module = pack("nodes.host.refiner.model")
+flow = pack("training.objectives.residual.flow")
+file_module = pack("training.objectives.residual.file")
+lora_module = pack("training.objectives.residual.lora")
+start_module = pack("training.objectives.residual.start")
+trainables = pack("training.objectives.trainables")
+LoRAConfig = pack("training.config.train_config").LoRAConfig
+unet_module = pack("training.objectives.residual.unet")
 
 SHAPES = {  # every way in which the host's and the core's descriptions of a network differ
     "text, 3 levels": dict(
@@ -272,7 +272,7 @@ def check_two_strengths():
     patched.model_options["mine"] = 1
     again = model_module.load_refiner_model(path, 1.0)[0]
     found["nothing of other nodes"] = again.model is weak.model and "mine" not in again.model_options
-    choice, cache = pack("nodes.host.refiner_choice"), pack("nodes.host.refiner_cache")
+    choice, cache = pack("nodes.host.refiner.choice"), pack("nodes.host.refiner.cache")
     choice.choose_refiner = lambda _name, given: given  # where a file may lie is another matter
     for strength, model in ((0.25, weak), (1.0, strong)):
         choice.note_loaded(path, strength, model, linked=False)
@@ -421,7 +421,7 @@ def check_lora():
     found = {}
     for shape in ("text, 3 levels", "pixel-small", "pooled, head size"):
         path, _, meta, empty = refiner_file(shape, name="start.safetensors")
-        start = start_module.Start(path, pack("training.start_file").start_file_hash(path), meta)
+        start = start_module.Start(path, pack("training.config.start_file").start_file_hash(path), meta)
         net, adapters = unet_module.build_unet(meta.unet), lora_module.choose_adapters(LoRAConfig(rank=3), meta.unet)
         lora_module.add_adapters(net, adapters)
         trained = {name: torch.randn(p.shape) * 0.1 for name, p in trainables.trainables(net).items()}

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from in_host import WORK, comfy, pack, refusal, sample, torch, write_results  # boots the host
 
-model_module = pack("nodes.host.refiner_model")
-sampling_module = pack("nodes.host.refiner_sampling")
-flow = pack("training.refiner.flow")
-file_module = pack("training.refiner.file")
-unet_module = pack("training.refiner.unet")
+model_module = pack("nodes.host.refiner.model")
+sampling_module = pack("nodes.host.refiner.sampling")
+flow = pack("training.objectives.residual.flow")
+file_module = pack("training.objectives.residual.file")
+unet_module = pack("training.objectives.residual.unet")
 
 MEAN, WIDTH, S = 0.08, 0.06, 0.1
 RMS = math.hypot(MEAN, WIDTH)

@@ -16,10 +16,10 @@ import comfy.supported_models_base  # isort: skip
 from clip_families import file_of, host_clip, tokens_of  # isort: skip
 from comfy.model_sampling import ModelSamplingDiscrete  # isort: skip
 
-diffusion = pack("training.sdxl_refiner.diffusion")
-file_module = pack("training.sdxl_refiner.file")
-SDXLRefiner = pack("training.sdxl_refiner.model").SDXLRefiner
-unet_module = pack("training.sdxl_refiner.unet")
+diffusion = pack("training.objectives.sdxl_refiner.diffusion")
+file_module = pack("training.objectives.sdxl_refiner.file")
+SDXLRefiner = pack("training.objectives.sdxl_refiner.model").SDXLRefiner
+unet_module = pack("training.objectives.sdxl_refiner.unet")
 
 SHAPE = {"block_channels": [384] * 4, "heads": [6] * 4, "middle_depth": 1}
 LATENT = {"name": "SDXL", "channels": 4, "scale": 0.13025, "shift": 0.0, "downscale": 8}
@@ -43,7 +43,7 @@ def write_pairs(folder):
     return folder
 
 
-class UntilTheFile(pack("training.run").Silent):
+class UntilTheFile(pack("training.run.train").Silent):
     """Ends a run when its file is written: the measures that come then are tested elsewhere, and take half a minute."""
 
     trained = False
@@ -55,7 +55,7 @@ class UntilTheFile(pack("training.run").Silent):
 def trained():
     """The file of two steps of fine-tuning. In pure bfloat16, to fit where tests run."""
     folder = Path(WORK.name)
-    config = pack("training.config").TrainConfig.build({
+    config = pack("training.config.train_config").TrainConfig.build({
         "dataset": str(write_pairs(folder / "pairs")), "run": str(folder / "run"), "objective": "sdxl_refiner",
         "refiner": {"shape": SHAPE}, "data": {"batch_size": 1}, "epochs": 1, "precision": "pure_bf16",
         "optimizer": {"learning_rate": 1e-3, "warmup_steps": 0, "moments": "bf16"}, "device": "cpu",
@@ -63,7 +63,7 @@ def trained():
     })  # fmt: skip
     with torch.inference_mode(False), torch.enable_grad():
         observer = UntilTheFile()
-        result = pack("training.run").train(config, observer, lambda: observer.trained)
+        result = pack("training.run.train").train(config, observer, lambda: observer.trained)
     return result.refiner
 
 
@@ -115,7 +115,7 @@ def check_captions():
     clip = comfy.sd.CLIP(target, model_options={"clip_g_model_config": small})
     for parameter in clip.cond_stage_model.parameters():
         torch.nn.init.normal_(parameter, 0, 0.02)
-    encoder = pack("nodes.host.clip").CaptionEncoder(clip)
+    encoder = pack("nodes.host.clip.host_clip").CaptionEncoder(clip)
     shape = encoder.measure(["a fox in the snow"])
     context, pooled = encoder.encode("a fox in the snow")
     ((expected, extra),) = clip.encode_from_tokens_scheduled(clip.tokenize("a fox in the snow"))
@@ -140,7 +140,7 @@ def check_reload():
     for way, model in loaded.items():
         base = model.model
         found[f"{way}: kind"] = [type(base).__name__, type(base.model_config).__name__, str(base.get_dtype())]
-        found[f"{way}: latent"] = pack("nodes.host.base_model").latent_scaling(model)
+        found[f"{way}: latent"] = pack("nodes.host.model.base_model").latent_scaling(model)
         found[f"{way}: same names"] = set(base.diffusion_model.state_dict()) == keys
         torch.manual_seed(5)
         x, context, pooled = torch.randn(2, 4, height // 8, width // 8), torch.randn(2, 77, 1280), torch.randn(2, 1280)
@@ -174,7 +174,7 @@ def check_reload():
 
 
 def unet_module_names(net):
-    names = pack("training.sdxl_refiner.keys").original_names(net.state_dict(), 2)
+    names = pack("training.objectives.sdxl_refiner.keys").original_names(net.state_dict(), 2)
     return names.values()
 
 

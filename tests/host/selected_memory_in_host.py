@@ -8,8 +8,8 @@ from functools import partial
 from in_host import comfy, pack, refusal, sample, torch, write_results  # boots the host
 from model_memory_in_host import SD15, StorageMeter, estimates, make_model, make_vae, traced
 
-precision = pack("nodes.host.precision.model")
-vae_precision = pack("nodes.host.precision.vae")
+precision = pack("nodes.host.model.select")
+vae_precision = pack("nodes.host.vae.select")
 Keep = precision.Keep
 
 SIZE = {"size": "custom", "width": 128, "height": 128, "batch_size": 1, "frames": 1}
@@ -90,7 +90,7 @@ def check_softmax():
     foreign = source.clone()
     foreign.model_options["transformer_options"] = {"optimized_attention_override": lambda f, *a, **k: f(*a, **k)}
     both = precision.select_model_precision(foreign, "bf16", "default", Keep(attention_softmax=True)).model
-    host = pack("nodes.host.memory_estimate")
+    host = pack("nodes.host.memory.estimate")
     options = {**SIZE, "preset": "SD1.5", "dtype": "auto", "cfg": True, "text_tokens": 0, "memory_gib": 8.0}
     attention = [host.attention_memory(**options, backend="basic", model=model) for model in (selected, plain)]
     return {
@@ -112,8 +112,8 @@ def vae_bytes(vae):
 def check_vaes():
     """{selection: (weights and decode, encode) said, before and after it has run; the real ones}."""
     model, found = make_model("SD15", torch.float32, **SD15), {}
-    guard = pack("nodes.host.precision.guard")
-    guards = pack("nodes.host.precision.guard_vae")
+    guard = pack("nodes.host.patching.guard")
+    guards = pack("nodes.host.vae.guard")
     source = make_vae(torch.float32)
     cases = {
         "as loaded": source,
@@ -149,7 +149,7 @@ def check_clips():
     """{selection: [bytes said before and after it has encoded, bytes of what the host loads for it]}."""
     import clip_families
 
-    select = pack("nodes.host.precision.clip").select_clip_precision
+    select = pack("nodes.host.clip.select").select_clip_precision
     model, source, found = make_model("SD15", torch.float32, **SD15), clip_families.host_clip("SDXL"), {}
     for name, chosen in {
         "as loaded": None,

@@ -9,10 +9,11 @@ import torch
 from PIL import Image
 
 from tests.host.client import PromptRefused
-from training.refiner import flow
-from training.refiner.file import RefinerMeta, save_refiner
-from training.refiner.model import Refiner
-from training.refiner.unet import UNetConfig, build_unet
+from training.config.network import UNetConfig
+from training.objectives.residual import flow
+from training.objectives.residual.file import RefinerMeta, save_refiner
+from training.objectives.residual.model import Refiner
+from training.objectives.residual.unet import build_unet
 
 NAME = "test_load/refiner.safetensors"
 S = 0.1

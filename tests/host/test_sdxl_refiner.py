@@ -11,7 +11,7 @@ from tests.core.conftest import write_dataset
 from tests.core.test_sdxl_refiner import LATENT, TEXT, TINY
 from tests.host.host_process import passed, run_in_host
 from tests.host.test_train_refiner import graph, text
-from training.sdxl_refiner.file import load_meta
+from training.objectives.sdxl_refiner.file import load_meta
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ import torch
 from PIL import Image
 
 from tests.host.server import PACK
-from training.checkpoint import load_newest
 from training.data.shards import DatasetWriter
-from training.refiner.file import load_meta
-from training.refiner.lora import load_lora_meta
+from training.objectives.residual.file import load_meta
+from training.objectives.residual.lora import load_lora_meta
+from training.run.checkpoints.checkpoint import load_newest
 
 SHAPE = {
     "block_channels": [32, 32], "layers_per_block": 1, "transformer_depth": [0, 0], "middle_depth": 0, "heads": [1, 1],

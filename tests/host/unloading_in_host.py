@@ -5,7 +5,7 @@ import gc
 from in_host import comfy, pack, torch, write_results
 from torch.nn import Linear
 
-training = pack("nodes.host.refiner_training")
+training = pack("nodes.host.refiner.training")
 CPU = torch.device("cpu")
 
 

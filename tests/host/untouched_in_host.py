@@ -54,7 +54,7 @@ def check_import():
 
 def check_work():
     """The same after a refiner was loaded and sampled with."""
-    file, unet, flow = pack("training.refiner.file"), pack("training.refiner.unet"), pack("training.refiner.flow")
+    file, unet, flow = (pack(f"training.objectives.residual.{name}") for name in ("file", "unet", "flow"))
     config = unet.UNetConfig(
         latent_channels=4, block_channels=(32,), layers_per_block=1, transformer_depth=(0,), middle_depth=0, heads=(1,),
         context_dim=8,
@@ -65,7 +65,7 @@ def check_work():
     )  # fmt: skip
     path = Path(WORK.name) / "tiny.safetensors"
     file.save_refiner(path, unet.build_unet(config).state_dict(), {"context": torch.zeros(1, 8)}, meta)
-    model, conditioning = pack("nodes.host.refiner_model").load_refiner_model(path, 1.0)
+    model, conditioning = pack("nodes.host.refiner.model").load_refiner_model(path, 1.0)
     sample(model, conditioning, torch.randn(1, 4, 8, 8), steps=2)
     # what the host counts for itself while it works (its numbers, not its functions and classes) is its own affair
     code = (types.FunctionType, type)
@@ -77,7 +77,7 @@ def check_precision():
     import comfy.sd
     from vae_families import make, rounded_windows
 
-    select = pack("nodes.host.precision.vae").select_vae_precision
+    select = pack("nodes.host.vae.select").select_vae_precision
     pixels, latent = torch.rand(1, 64, 64, 3), torch.randn(1, 4, 8, 8)
     vae = comfy.sd.VAE(sd=make("TAESD", rounded_windows()), dtype=torch.float32)
     vae.decode(latent)  # what the host counts for itself from its first model on

@@ -24,10 +24,10 @@ import comfy.utils  # noqa: E402
 import folder_paths  # noqa: E402
 from vae_families import FAMILIES, make, rounded_windows  # noqa: E402
 
-select = pack("nodes.host.precision.vae").select_vae_precision
-vae_file = pack("nodes.host.precision.vae_file")
-class_name = pack("nodes.host.vae").class_name
-LOADED_STATE = pack("nodes.host.private_copy").LOADED_STATE
+select = pack("nodes.host.vae.select").select_vae_precision
+vae_file = pack("nodes.host.vae.file")
+class_name = pack("nodes.host.vae.host_vae").class_name
+LOADED_STATE = pack("nodes.host.patching.private_copy").LOADED_STATE
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 WINDOWS = rounded_windows()
 
@@ -263,7 +263,7 @@ def a_layer_of_another_dtype():
 
 def as_the_dataset_builder_meets_it():
     """A split VAE known again by both halves and the encoder's dtype, and copied whole into FP32 for a second try."""
-    host = pack("nodes.host.vae")
+    host = pack("nodes.host.vae.host_vae")
     state = make("TAESD", WINDOWS)
     other = state | {key: value * 2 for key, value in state.items() if key.startswith("taesd_encoder")}
     vae, pixels = host_vae(state, BF16), torch.rand(1, 64, 64, 3)
@@ -284,7 +284,7 @@ def as_the_dataset_builder_meets_it():
 def files_of_one_half():
     """Files that hold an encoder or a decoder alone, by the host's loader and by ours."""
     load = vae_file.load_vae_precisely
-    lacking = pack("nodes.host.precision.vae_halves").lacking_in_file
+    lacking = pack("nodes.host.vae.halves").lacking_in_file
     cascade, small = make("Stable Cascade C (StageC_coder)", WINDOWS), make("TAESD", WINDOWS)
     halves = [
         host_vae({key.removeprefix(name): value for key, value in cascade.items() if key.startswith(name)})
@@ -458,7 +458,7 @@ def classes():
     """The classes that the host's VAE object can hold, by its own code, and those that the split knows."""
     source = inspect.getsource(comfy.sd.VAE.__init__)
     made = re.findall(r"self\.first_stage_model = (?:\w+\.)*([A-Z]\w*)\(", source)
-    return {"host": sorted(set(made)), "known": sorted(pack("nodes.host.precision.vae_halves")._FAMILIES)}
+    return {"host": sorted(set(made)), "known": sorted(pack("nodes.host.vae.halves")._FAMILIES)}
 
 
 LARGE = {name for name, kind in FAMILIES.items() if kind.large}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BadInput
-from .pictures import sha256_file
+from ..storage.files import sha256_file
 
 FORMAT = "ref2v-dataset"
 VERSION = 1

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..whole_file import replace
+from ..storage.files import replace
 
 __all__ = ["LatentCache"]
 

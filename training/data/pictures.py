@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import threading
 from pathlib import Path
@@ -96,15 +95,6 @@ def to_uint8(picture: Tensor) -> np.ndarray:
     """[3, H, W] in [0, 1] as uint8 [H, W, 3], rounded to the nearest, for PIL."""
     pixels = picture.detach().cpu().clamp(0, 1).mul(255).round().to(torch.uint8)
     return rearrange(pixels, "channels height width -> height width channels").numpy()
-
-
-def sha256_file(path: str | Path) -> str:
-    """SHA-256 (hex) of a file, read in pieces."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(2**20):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def quick_size(path: str | Path) -> tuple[int, int] | None:

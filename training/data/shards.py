@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadInput
+from ..storage.staged_folder import StagedFolder
 from .index import (
     FORMAT,
     INDEX,
@@ -31,7 +32,6 @@ from .index import (
     pair_entry,
     read_index,
 )
-from .staging import StagedFolder
 from .statistics import PreviewFit, ResidualMeter
 
 EMPTY_SHARD = "context-empty.safetensors"

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from ..errors import BadInput
+from ..objectives.residual.unet import call_unet
 from ..precision.dtypes import DTYPES
-from ..refiner.unet import call_unet
 from .attention import BACKENDS
 from .machine import Machine
 from .meter import StorageMeter

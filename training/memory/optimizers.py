@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..config.choices import Moments, Rounding
 from ..errors import BadInput
-from ..optim.adamw import Moments, Rounding
-from ..optim.bf16_adamw import CHUNK, CPU_CHUNK, LARGE
+from ..run.optim.bf16_adamw import CHUNK, CPU_CHUNK, LARGE
 
 __all__ = ["EMA", "GRADIENTS", "LAYOUTS", "OPTIMIZERS", "PARAMETERS", "Optimizer", "Sizes", "in_layout"]
 
@@ -21,7 +21,7 @@ class Optimizer:
 
     step: bytes per parameter that come and go in a step. For our own AdamW, whose step goes through the parameters in
     chunks, joined and alone: bytes per element of a chunk, where it joins several small parameters or is (a piece of)
-    one large parameter; how many elements these are follows training/optim/bf16_adamw.py.
+    one large parameter; how many elements these are follows training/run/optim/bf16_adamw.py.
     rounding, moments: what a run's configuration calls this one, for weights in BF16.
     """
 

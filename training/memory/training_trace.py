@@ -16,13 +16,14 @@ import torch
 from torch import autocast as torch_autocast
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ..config import LoRAConfig
+from ..config.network import PRESETS, UNetConfig
+from ..config.train_config import LoRAConfig
 from ..errors import BadInput
-from ..packages import needed
-from ..refiner import flow
-from ..refiner.lora import add_adapters, choose_adapters
-from ..refiner.unet import PRESETS, UNetConfig, build_unet, call_unet
-from ..trainables import trainables
+from ..errors.packages import needed
+from ..objectives.residual import flow
+from ..objectives.residual.lora import add_adapters, choose_adapters
+from ..objectives.residual.unet import build_unet, call_unet
+from ..objectives.trainables import trainables
 from .meter import StorageMeter
 from .optimizers import GRADIENTS, PARAMETERS
 from .trace import fake_tensors
@@ -193,7 +194,7 @@ class TracedTraining:
 def training_step(
     network: Network, net: torch.nn.Module, batch: dict[str, torch.Tensor], autocast: torch.dtype | None
 ) -> None:
-    """Forward, loss, backward, as training/run.py does it. batch: z, b [B, C, H, W], t [B], context, pooled, ..."""
+    """Forward, loss, backward, as a run does it. batch: z, b [B, C, H, W], t [B], context, pooled, ..."""
     z, b, t = batch["z"], batch["b"], batch["t"]
     more = {name: batch[name] for name in ("context", "pooled", "time_ids") if name in batch}
     weights = next(net.parameters()).dtype

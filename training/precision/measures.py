@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import metrics
+from ..data import metrics
 
 __all__ = ["FP16_LARGEST", "Errors", "PictureError", "compare_pictures", "rescale_error"]
 
@@ -88,7 +88,7 @@ class PictureError:
 def compare_pictures(picture: Tensor, reference: Tensor) -> PictureError:
     """[N, H, W, 3] pictures in [0, 1] (sRGB), the mean over N; colour_99 over all pixels.
 
-    CIEDE2000 as Sharma, Wu & Dalal 2005 give it; the spectrum is that of training/metrics.py.
+    CIEDE2000 as Sharma, Wu & Dalal 2005 give it; the spectrum is that of training/data/metrics.py.
     """
     import numpy
 

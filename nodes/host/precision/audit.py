@@ -22,11 +22,11 @@ from ....training.precision.policy import VAE_DECODER, VAE_ENCODER
 from ....training.precision.sample_picture import sample_picture
 from ....training.precision.settle import DEFAULT
 from ....training.precision.verdict import say_picture
+from ..clip.audit import AuditedCLIP, audit_clip, runs_of_clip
+from ..model.audit import AuditedModel, audit_model, check_sigmas, empty_conditioning, runs_of_model
+from ..patching.exact import exact_float32
 from ..progress import NodeProgress, raise_if_interrupted
-from .audit_clip import AuditedCLIP, audit_clip, runs_of_clip
-from .audit_model import AuditedModel, audit_model, check_sigmas, empty_conditioning, runs_of_model
-from .audit_vae import AuditedVAE, audit_vae, frames_of, runs_of_vae
-from .exact import exact_float32
+from ..vae.audit import AuditedVAE, audit_vae, frames_of, runs_of_vae
 
 __all__ = ["PrecisionAudit", "audit_precision"]
 

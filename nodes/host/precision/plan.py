@@ -13,11 +13,11 @@ from ....training.errors import BadInput
 from ....training.precision.dtypes import DTYPES, dtype_name
 from ....training.precision.plan import KEEP_KINDS, PrecisionPlan
 from ....training.precision.settle import AUTO, DEFAULT
-from .clip import ALL, encoder_dtypes, select_clip_precision
-from .model import Keep, model_dtypes, select_model_precision
-from .storage import kept_name
-from .vae import select_vae_precision, vae_dtypes
-from .vae_halves import find_halves
+from ..clip.select import ALL, encoder_dtypes, select_clip_precision
+from ..model.select import Keep, model_dtypes, select_model_precision
+from ..patching.storage import kept_name
+from ..vae.halves import find_halves
+from ..vae.select import select_vae_precision, vae_dtypes
 
 __all__ = ["PlannedModels", "apply_plan", "device_of"]
 

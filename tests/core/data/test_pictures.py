@@ -6,8 +6,9 @@ import torch
 from PIL import Image, ImageFile, ImageOps
 
 from training.data.picture_files import list_pictures
-from training.data.pictures import FORMATS, quick_size, read_picture, sha256_file, to_uint8
+from training.data.pictures import FORMATS, quick_size, read_picture, to_uint8
 from training.errors import BadInput
+from training.storage.files import sha256_file
 
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 

@@ -235,7 +235,7 @@ def test_a_folder_in_the_making_belongs_to_one_writer(tmp_path):
 
 
 def test_what_a_killed_process_left_does_not_stand_in_the_way(tmp_path):
-    program = "import os, sys; from training.data.staging import StagedFolder\n"
+    program = "import os, sys; from training.storage.staged_folder import StagedFolder\n"
     program += "StagedFolder(sys.argv[1]).write('shard-00000.safetensors', b'half'); os._exit(9)"
     root = Path(__file__).resolve().parents[3]
     killed = subprocess.run([sys.executable, "-c", program, str(tmp_path / "data")], cwd=root, check=False)
@@ -246,7 +246,7 @@ def test_what_a_killed_process_left_does_not_stand_in_the_way(tmp_path):
 
 
 def test_what_a_killed_build_of_another_recipe_left_goes_and_what_a_living_one_writes_stays(tmp_path):
-    program = "import os, sys; from training.data.staging import StagedFolder\n"
+    program = "import os, sys; from training.storage.staged_folder import StagedFolder\n"
     program += "StagedFolder(sys.argv[1]).write('shard-00000.safetensors', b'half'); os._exit(9)"
     root = Path(__file__).resolve().parents[3]
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "killed")], cwd=root, check=False)

@@ -1,0 +1,78 @@
+"""The words of a build: what was planned, what came of it, in lines that a person reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ..clip.host_clip import CaptionEncoder
+from ..vae.host_vae import vae_dtype
+from ..wording import for_people
+from .latent_space import LatentSpace
+from .plan import BuildPlan
+from .request import BuildRequest
+
+__all__ = ["as_text", "byte_count", "duration", "latent_line", "plan_lines", "text_lines"]
+
+_MOST_SKIPPED = 30
+
+
+def plan_lines(request: BuildRequest, plan: BuildPlan) -> list[str]:
+    """Base, counts, sizes, and each skipped picture with its reason."""
+    held = sum(side == "held_out" for _, side in plan.sides.values())
+    groups = len({group for group, _ in plan.sides.values()})
+    mirrored = sum(flip for _, flip in plan.pairs)
+    sizes = Counter(item.size for item in plan.inspected.values()).most_common()
+    lines = [
+        f"Base: {request.base.line()}.",
+        f"Usable: {len(plan.inspected)} (held out: {held}, groups: {groups}), pairs: {len(plan.pairs)}"
+        + (f", mirrored among them: {mirrored}." if mirrored else "."),
+        "Sizes: " + ", ".join(f"{width}x{height}: {count}" for (width, height), count in sizes) + ".",
+    ]
+    if plan.skipped:
+        lines.append(f"Skipped {len(plan.skipped)}:")
+        lines += [f"- {why}" for why in list(plan.skipped.values())[:_MOST_SKIPPED]]
+        lines += [f"- and {len(plan.skipped) - _MOST_SKIPPED} more."] if len(plan.skipped) > _MOST_SKIPPED else []
+    return lines
+
+
+def latent_line(request: BuildRequest, space: LatentSpace) -> str:
+    """Which latent space, and the precision of the VAE."""
+    scale = "per channel" if isinstance(space.scale, list) else f"{space.scale:g}"
+    shift = "per channel" if isinstance(space.shift, list) else f"{space.shift:g}"
+    vae = f", VAE in {vae_dtype(request.vae)}" if request.vae is not None else ""
+    return f"Latent: {space.name}, {space.channels} channels, scale {scale}, shift {shift}{vae}."
+
+
+def text_lines(captions: CaptionEncoder | None) -> list[str]:
+    """Length and width of the encoded captions, and how many were cut."""
+    if captions is None:
+        return ["No text: no CLIP was given."]
+    shape = captions.shape
+    lines = [f"Text: {shape.tokens} tokens of {shape.dim}" + (f", {shape.pooled} pooled." if shape.pooled else ".")]
+    if captions.cut:
+        lines.append(f"Captions that were longer and were cut: {len(captions.cut)}.")
+    return lines
+
+
+def as_text(lines: list[str]) -> str:
+    """One text for people; two spaces end each line, which Markdown needs to break it there."""
+    return for_people("  \n".join(lines))
+
+
+def byte_count(count: float) -> str:
+    """1234567 -> "1.2 MB" (decimal units, as disks are sold and as most file managers show)."""
+    units = ["B", "KB", "MB", "GB", "TB"]
+    while count >= 1000 and len(units) > 1:
+        count /= 1000
+        units.pop(0)
+    digits = 0 if units[0] == "B" or count >= 100 else 1
+    return f"{count:.{digits}f} {units[0]}"
+
+
+def duration(seconds: float) -> str:
+    """75 -> "1 min 15 s"."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"

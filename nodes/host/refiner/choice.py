@@ -1,0 +1,63 @@
+"""What a person chooses among refiners and runs: the file that Load Refiner means, a list or the path linked to it."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+from typing import Any
+
+from ....training.errors import BadInput
+from ..paths import MODEL_FOLDER, list_refiners, refiner_file, resolve_inside, spellings
+from . import cache as refiner_cache
+
+__all__ = ["GO_ON", "NO_FILES", "START_OVER", "choose_refiner", "fingerprint_refiner", "note_loaded", "start_file"]
+
+# Of each file, the MODELs that somebody uses, by their strength: one that is there need not be asked for again.
+_in_use: dict[refiner_cache.Stamp, weakref.WeakValueDictionary[float, Any]] = {}
+
+GO_ON, START_OVER = "reuse or resume", "start over"  # Train Refiner, where a run of that name is there already
+NO_FILES = "(no files yet: link a path)"  # an empty list would be drawn as a widget that cannot be clicked
+
+
+def choose_refiner(name: str, path: str | None) -> Path:
+    """The file; BadInput in one sentence when neither names one. `path` wins when it is given."""
+    if path is not None:
+        file = resolve_inside(path, "the refiner")
+        if file.is_dir():
+            raise BadInput(f"The refiner must be a file such as refiner.safetensors, but {file} is a folder.")
+        return file
+    if not isinstance(name, str) or not name.strip() or name == NO_FILES:
+        raise BadInput(
+            f"No refiner is chosen: link the path of Train Refiner, or put a file into models/{MODEL_FOLDER} and "
+            "press R to see it in the list."
+        )
+    return refiner_file(name)
+
+
+def start_file(text: str) -> Path:
+    """The refiner that a run is to go on from: a name of Load Refiner's list, or a path inside the host's folders."""
+    listed = set(list_refiners()).intersection(spellings(text))
+    return refiner_file(listed.pop()) if listed else resolve_inside(text, "refiner.start_from")
+
+
+def fingerprint_refiner(name: str | None, strength: Any, path: str | None) -> str:
+    """Changes with the inputs and with the file on disk. Linked inputs are None here.
+
+    So a file behind a linked path is not known here; those that were loaded through one are looked at again.
+    """
+    try:
+        stamp = refiner_cache.stamp_of(choose_refiner(name or NO_FILES, path))
+        if strength not in _in_use.get(stamp, (strength,)):  # it is about to be asked for with another one
+            refiner_cache.hold(stamp)
+        state: Any = stamp[1:]
+    except (BadInput, OSError) as problem:  # execute will say it
+        state = str(problem)
+    return repr((name, strength, path, state, refiner_cache.linked_changes() if path is None else 0))
+
+
+def note_loaded(file: Path, strength: float, model: Any, linked: bool) -> None:
+    """What `fingerprint_refiner` goes by: this file was loaded with this strength, as this MODEL."""
+    stamp = refiner_cache.stamp_of(file)
+    _in_use.setdefault(stamp, weakref.WeakValueDictionary())[strength] = model
+    if linked:
+        refiner_cache.note_linked(stamp)

@@ -1,0 +1,114 @@
+"""Looking at held-out pairs in mid-training, in float32 whatever the run computes in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .report import report as reports
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from ..config.train_config import TrainConfig
+    from ..data.shards import RefinerDataset
+    from ..objectives.residual.objective import Objective
+    from .optim.ema import EMA
+    from .plan import Plan
+    from .report.journal import Journal
+
+__all__ = ["MEASURES", "Validation"]
+
+MEASURES = 2
+"""How held-out pairs are measured. 1: in the precision of the run, and SDXL's sizes were those of the whole pair."""
+
+
+@dataclass
+class Validation:
+    """Measures the networks of one run. exact: the float32 weight that the optimizer has of a parameter."""
+
+    config: TrainConfig
+    plan: Plan
+    data: RefinerDataset
+    objective: Objective
+    net: nn.Module
+    ema: EMA
+    exact: Callable[[nn.Parameter], Tensor]
+    parameters: dict[str, nn.Parameter]
+    version: int = MEASURES  # a run goes on as it began, so that its best is the best of like figures
+
+    def begun_with(self, version: int) -> str:
+        """Go on measuring as a run that began with `version`; returns a sentence where that makes a difference."""
+        plan = self.plan
+        if version == MEASURES or not (plan.autocast or plan.adapters or plan.unet.pooled_dim):
+            return ""
+        self.version = version
+        return (
+            "This run was begun by an earlier version: its held-out pairs go on being measured in the run's own "
+            "precision, so that they can be compared with those before; a new run measures them in float32."
+        )
+
+    def look(self, step: int, journal: Journal, should_stop: Callable[[], bool]) -> Image | None:
+        """Measure a few held-out pairs, with the averaged weights and with those as they are, into the journal; returns
+        the strip of pictures, None where it was broken off."""
+        config, plan = self.config, self.plan
+        pairs = self.data.held_out[: config.validation.pictures]
+        with self._averaged() as averaged:
+            measured = self.objective.evaluate(
+                averaged, pairs, step_counts=(len(plan.sigmas) - 1,), sharpening=False, should_stop=should_stop,
+                version=self.version,
+            )
+        if should_stop():  # broken off: half of the pairs are no measure
+            return None
+        with self._unaveraged() as unaveraged:
+            loss = self.objective.evaluate(
+                unaveraged, pairs, step_counts=(), sharpening=False, should_stop=should_stop, version=self.version
+            ).loss
+        if should_stop():
+            return None
+        row = measured.rows[next(name for name in measured.rows if name.endswith(("step", "steps")))]
+        values = {f"validation/{name}": value for name, value in row.items()}
+        path = config.run / "validation" / f"step-{step:08d}.png"
+        path.parent.mkdir(exist_ok=True)
+        picture = reports.save_grid(measured.pictures, path)
+        # last: what is in the journal is not measured again
+        journal.write(step, **{"validation/loss": measured.loss, "validation/loss_unaveraged": loss}, **values)
+        return picture
+
+    # ---- the networks ----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _averaged(self) -> Iterator[nn.Module]:
+        if self._frozen_are_rounded():
+            yield self.objective.merged(self.ema.state_dict())
+        else:
+            yield self.ema.net
+
+    @contextmanager
+    def _unaveraged(self) -> Iterator[nn.Module]:
+        if self.plan.weights == torch.float32 or self.version < MEASURES:
+            yield self.net
+        elif self._frozen_are_rounded():
+            yield self.objective.merged({name: self.exact(parameter) for name, parameter in self.parameters.items()})
+        else:
+            # in the average's place: a third network in float32 could be more than the device holds
+            held = {name: tensor.to("cpu", copy=True) for name, tensor in self.ema.state_dict().items()}
+            try:
+                self._put(lambda name: self.exact(self.parameters[name]))
+                yield self.ema.net
+            finally:
+                self._put(held.__getitem__)
+
+    def _frozen_are_rounded(self) -> bool:
+        """Whether the network under the adapters is in bfloat16."""
+        return self.plan.adapters is not None and self.plan.weights != torch.float32 and self.version == MEASURES
+
+    @torch.no_grad()
+    def _put(self, weight_of: Callable[[str], Any]) -> None:
+        for name, tensor in self.ema.state_dict().items():
+            tensor.copy_(weight_of(name))

@@ -1,0 +1,93 @@
+"""Each step judged before the optimizer takes it: what is not finite never reaches the weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ...errors import TrainingFailed
+from .scaler_health import ScalerHealth
+
+if TYPE_CHECKING:
+    import torch
+
+    from ...config.train_config import HealthConfig
+
+__all__ = ["StepHealth"]
+
+
+class StepHealth:
+    """Takes a run's optimizer steps, or leaves them out, or ends the run.
+
+    A loss or a gradient that is not finite ends it at once, except under a loss scaler, which is there to try smaller
+    scales: then after `health.skips` in a row, or when the scale falls below `health.scale_floor`. Weights that are not
+    finite end it at once in every case.
+    """
+
+    def __init__(
+        self,
+        settings: HealthConfig,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler,
+        net: torch.nn.Module | None = None,
+    ):
+        """net: whose weights are looked at after a loss that is not finite, frozen ones too; None = those trained."""
+        self.optimizer, self.scaler, self.net = optimizer, scaler, net
+        self.scale = ScalerHealth(settings.skips, settings.scale_floor)
+
+    def take(
+        self, step: int, loss: float, norm: float, origin: Callable[[float], str], kept: Callable[[], str]
+    ) -> bool:
+        """The optimizer's step number `step` (from 1), after unscaling and clipping; False where it was skipped.
+
+        loss, norm: of this step. Asked only when the run ends: origin(loss scale), what went wrong first, or ""; kept,
+        which checkpoint is there. Raises TrainingFailed; the weights are then as they were before the step.
+        """
+        finite, scale = math.isfinite(loss) and math.isfinite(norm), self.scaler.get_scale()
+        if finite:  # never left to the scaler: with its scale at 0 it lets NaN through
+            self.scaler.step(self.optimizer)
+        complaint = ""
+        # an infinite loss of one batch passes like an infinite gradient; weights that are not finite never mend
+        scaled = self.scaler.is_enabled() and (math.isfinite(loss) or self._weights_are_finite())
+        if scaled:
+            self.scaler.update()
+            complaint = self.scale.record(step, finite, self.scaler.get_scale())
+        if finite or (scaled and not complaint):
+            return finite
+        text = f"Step {step}: expected a finite loss and gradient, got loss {loss:g}, gradient norm {norm:g}"
+        if complaint:
+            text += f" ({complaint}; the last scales were {self.scale.tail()})"
+        first = self._ask(origin, scale)
+        text += f". First not finite: {first}" if first else ""
+        raise TrainingFailed(f"{text}. The weights are as they were before; {kept()}.")
+
+    def _weights_are_finite(self) -> bool:
+        trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        parameters = trained if self.net is None else self.net.parameters()
+        return all(bool(parameter.detach().isfinite().all()) for parameter in parameters)
+
+    def refuse_nothing(self, steps: int) -> None:
+        """TrainingFailed at the end of a run of which every step was skipped: it would be called done."""
+        if self.scale.skipped >= steps:
+            raise TrainingFailed(
+                f"All {steps} steps were skipped, for none had a finite loss and gradient in float16 (the last loss "
+                f"scales were {self.scale.tail()}): nothing was learnt; train in bf16 or fp32."
+            )
+
+    @staticmethod
+    def _ask(origin: Callable[[float], str], scale: float) -> str:
+        try:
+            return origin(scale)
+        except RuntimeError:  # out of memory, say: what is known already must still be told
+            return ""
+
+    def journalled(self) -> dict[str, float]:
+        """What the journal notes of a step beside its loss."""
+        return {"loss_scale": self.scale.history[-1][1]} if self.scaler.is_enabled() and self.scale.history else {}
+
+    def state(self) -> dict[str, Any]:
+        return self.scale.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.scale.restore(state)
