@@ -255,8 +255,8 @@ def test_a_damaged_newest_checkpoint_costs_an_epoch_and_not_the_run(configure, w
 KILLED_IN_A_CHECKPOINT = """
 import os, signal, sys
 sys.path.append(sys.argv[1])
-from training.config import TrainConfig
-from training.run import train
+from training.config.train_config import TrainConfig
+from training.run.train import train
 
 replace = os.replace
 def kill(source, target):
