@@ -9,14 +9,14 @@ from itertools import cycle, islice
 import numpy as np
 import torch
 
+from .buckets import merge_sizes
 from .index import Pair
 from .pairs import PairTable
 from .seeds import seeded_generator
 from .shards import RefinerDataset
 
-__all__ = ["BatchOrder", "crop_size", "merge_sizes", "plan_epoch", "shown_sizes"]
+__all__ = ["BatchOrder", "crop_size", "plan_epoch", "shown_sizes"]
 
-KEPT = 0.5  # of a pair's cells, at least, where it is cropped to share a batch with pairs of another size
 _SWAPS = 256  # batches that are looked at for a pair that could take a duplicate's place
 
 
@@ -108,44 +108,6 @@ def plan_epoch(
         batches += [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     mixed = torch.randperm(len(batches), generator=seeded_generator(seed, "batches", epoch))
     return [batches[j] for j in mixed.tolist()]
-
-
-def merge_sizes(sizes: np.ndarray, enough: int) -> np.ndarray:
-    """The sizes at which pairs of these sizes are shown, so that each has at least `enough` pairs where that can be.
-
-    The size of the fewest pairs is merged with the one where the least cells are lost: both are cropped to the smaller
-    height and the smaller width. No pair loses more than half of its cells, and clips stay among those of their length.
-    A size that finds no other stays by itself.
-
-    sizes: (frames, height, width) per pair. [n, 3] -> [n, 3]
-    """
-    shapes, of_pair, count = np.unique(sizes, axis=0, return_inverse=True, return_counts=True)
-    frames, high, wide = shapes.T.copy()
-    largest = high * wide  # cells of the largest pair that is shown so
-    joined = np.arange(len(shapes))  # with which other one each is merged, itself for those that remain
-    alone = np.zeros(len(shapes), dtype=bool)
-    while len(poor := np.flatnonzero((count > 0) & (count < enough) & ~alone)):
-        poorest = poor[np.lexsort((wide[poor], high[poor], frames[poor], count[poor]))[0]]
-        both_high, both_wide = np.minimum(high, high[poorest]), np.minimum(wide, wide[poorest])
-        cells = both_high * both_wide
-        fits = (count > 0) & (frames == frames[poorest]) & (cells >= KEPT * np.maximum(largest, largest[poorest]))
-        fits[poorest] = False
-        if not fits.any():
-            alone[poorest] = True
-            continue
-        lost = count * (high * wide - cells) + count[poorest] * (high[poorest] * wide[poorest] - cells)
-        partners = np.flatnonzero(fits)
-        partner = partners[np.lexsort((wide[partners], high[partners], lost[partners]))[0]]
-        high[partner], wide[partner] = both_high[partner], both_wide[partner]
-        same = (count > 0) & (frames == frames[partner]) & (high == high[partner]) & (wide == wide[partner])
-        same[poorest] = True
-        together = np.flatnonzero(same)
-        joined[together] = partner
-        count[partner], largest[partner] = count[together].sum(), largest[together].max()
-        count[together[together != partner]] = 0
-    while (joined != joined[joined]).any():
-        joined = joined[joined]
-    return np.stack([frames, high, wide], axis=1)[joined][of_pair.reshape(-1)]
 
 
 def _plan_alike(

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.core.data.test_batches import pairs_of
 from tests.core.data.version_1 import as_version_1
 from training.data.batches import BatchSource
-from training.data.order import BatchOrder, merge_sizes, shown_sizes
+from training.data.buckets import merge_sizes
+from training.data.order import BatchOrder, shown_sizes
 from training.data.pairs import PairTable
 from training.data.shards import DatasetWriter, RefinerDataset
 from training.errors import BadInput
