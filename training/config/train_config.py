@@ -26,7 +26,7 @@ MOST_LOW_SUMS = 64  # gradients that add up in bfloat16: the 257th of equal size
 
 
 class RefinerConfig(Section):
-    """Which network. `preset` "auto" looks at the dataset (training/run/plan.py, choose_unet)."""
+    """Which network. `preset` "auto" looks at the dataset (training/objectives/residual/plan.py)."""
 
     preset: str = "auto"
     shape: dict[str, Any] | None = Field(None, description="explicit UNetConfig fields instead of a preset")
