@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...training.precision.dtypes import COMPUTE
-from ...training.precision.settle import AUTO, DEFAULT
+from ...training.precision.resolve import AUTO, DEFAULT
 from ..host.api import io, loading, ui
 from ..host.schema import declare, node_schema
 from ..host.vae.file import NO_FILES, fingerprint_vae_file, list_vae_files

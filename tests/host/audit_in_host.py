@@ -27,7 +27,7 @@ audit_vae = pack("nodes.host.vae.audit").audit_vae
 select = pack("nodes.host.vae.select").select_vae_precision
 plans = pack("training.precision.plan")
 LOADED_STATE = pack("nodes.host.patching.private_copy").LOADED_STATE
-findings = pack("training.precision.verdict").findings
+findings = pack("training.precision.assessment").findings
 support = pack("training.precision.device").support
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 PICTURES = os.environ.get("REF2V_PICTURES")
@@ -191,7 +191,7 @@ def clip_encoders():
     stored = error(by_hand.encode_from_tokens(tokens), straight)
     (part,) = seen.parts
     return {
-        "said": part.said,
+        "said": part.sentences,
         "stored by hand": stored,
         "layers": len(part.layers),
         "computed": part.audit.layers[""].so_far["bf16"].relative,
@@ -236,7 +236,7 @@ def model_at_sigmas():
     again = bool(torch.equal(sample(model, condition, latent, steps=2), straight))
     return {
         "dtypes": {line: sorted(kinds) for line, kinds in dtypes.items()},
-        "said": {part.name: part.said for part in seen.parts},
+        "said": {part.name: part.sentences for part in seen.parts},
         "layers": [len(part.layers) for part in seen.parts],
         "kinds": sorted({layer.kind for layer in seen.parts[0].layers}),
         "choice": [seen.choice.dtype, seen.choice.why],

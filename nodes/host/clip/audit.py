@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from ....training.errors import BadInput
+from ....training.precision.assessment import TEXT_LIMIT, Choice, choose, describe_tensor_error
 from ....training.precision.audit import Audit
 from ....training.precision.audit_report import AuditPart
 from ....training.precision.device import support
 from ....training.precision.dtypes import DTYPES
 from ....training.precision.measures import Errors
-from ....training.precision.verdict import TEXT_LIMIT, Choice, choose, say_tensor
 from ..patching.exact import exact_float32
 from ..patching.patcher import made_from, patcher_of_copy
 from ..patching.private_copy import copy_module
@@ -78,8 +78,8 @@ def audit_clip(clip: Any, prompt: str, names: tuple[str, ...], seed: int, step: 
             low = _encode(clip, prompt)
         for name, part in parts.items():
             errors = _compare(low[name], reference[name])
-            said = say_tensor(f"computed in {dtype}", errors, TEXT_LIMIT)
-            part.said.append(said)
+            said = describe_tensor_error(f"computed in {dtype}", errors, TEXT_LIMIT)
+            part.sentences.append(said)
             trials[name][dtype] = (errors.relative <= TEXT_LIMIT, said)
             found.differences.append((f"{name} computed in {dtype}", _plane(low[name][0] - reference[name][0])))
         step(f"CLIP stored in {dtype}")
@@ -142,13 +142,13 @@ def _stored(clip: Any, prompt: str, dtype: str, encoders: dict, reference: dict,
     """A copy of all encoders in `dtype`, which lives as long as its one run."""
     if all(kept_in(encoder, clip.patcher) == DTYPES[dtype] for encoder in encoders.values()):
         for part in parts.values():
-            part.said.append(f"stored in {dtype}: that is how it was loaded, so nothing is lost by it.")
+            part.sentences.append(f"stored in {dtype}: that is how it was loaded, so nothing is lost by it.")
         return
     try:
         private = made_from(clip.patcher, lambda patcher: copy_module(clip.cond_stage_model, patcher, DTYPES[dtype]))
     except BadInput as refused:
         for part in parts.values():
-            part.said.append(f"stored in {dtype}: not measured, because {str(refused).rstrip('.')}.")
+            part.sentences.append(f"stored in {dtype}: not measured, because {str(refused).rstrip('.')}.")
         return
     copied = clip.clone()
     copied.cond_stage_model = private
@@ -157,7 +157,8 @@ def _stored(clip: Any, prompt: str, dtype: str, encoders: dict, reference: dict,
     copied.patcher.patches = {key: list(patches) for key, patches in clip.patcher.patches.items()}  # LoRA
     low = _encode(copied, prompt)
     for name, part in parts.items():
-        part.said.append(say_tensor(f"stored in {dtype}", _compare(low[name], reference[name]), TEXT_LIMIT))
+        errors = _compare(low[name], reference[name])
+        part.sentences.append(describe_tensor_error(f"stored in {dtype}", errors, TEXT_LIMIT))
 
 
 def _compare(low: list[Tensor], reference: list[Tensor]) -> Errors:

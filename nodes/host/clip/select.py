@@ -26,7 +26,7 @@ import torch
 from ....training.errors import BadInput
 from ....training.precision.dtypes import dtype_name
 from ....training.precision.policy import TEXT_ENCODER, automatic
-from ....training.precision.settle import DEFAULT, settle
+from ....training.precision.resolve import DEFAULT, resolve_compute
 from ..patching.patcher import carry, made_from, patcher_of_copy, plain_source, reloads
 from ..patching.private_copy import cast_weight, copy_module, kept_dtype
 from ..patching.shell import guard_of
@@ -140,7 +140,7 @@ def select_clip_precision(
             lines.append(f"{name}: kept in {kept_name(now.storage)}, computes in {dtype_name(now.compute)}, {since}")
             continue
         lines.append(said_storage[name] + _beside(selected[name].storage, was.storage))
-        computes, said = settle(
+        computes, said = resolve_compute(
             f"{name} compute", compute, was.compute, device, lambda: automatic(TEXT_ENCODER, device)
         )
         selected[name] = replace(selected[name], compute=computes)

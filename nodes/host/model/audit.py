@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from ....training.errors import BadInput
+from ....training.precision.assessment import LATENT_LIMIT, Choice, choose, describe_tensor_error, layers_to_keep
 from ....training.precision.audit import Audit
 from ....training.precision.audit_report import AuditPart
 from ....training.precision.device import support
 from ....training.precision.dtypes import DTYPES
 from ....training.precision.measures import Errors
-from ....training.precision.verdict import LATENT_LIMIT, Choice, choose, keeps, say_tensor
 from ..collector import without_collector
 from ..patching.exact import exact_float32
 from ..patching.storage import kept_name
@@ -110,8 +110,8 @@ def audit_model(
                 low, low_direction = _denoise(model, DTYPES[name], positive, noise, latent, sigma)
             errors = Errors()
             errors.add(low_direction, direction)
-            part.said.append(say_tensor(f"{name} step", errors, LATENT_LIMIT))
-            trials[name].append((errors.relative <= LATENT_LIMIT, f"{title}, {part.said[-1]}"))
+            part.sentences.append(describe_tensor_error(f"{name} step", errors, LATENT_LIMIT))
+            trials[name].append((errors.relative <= LATENT_LIMIT, f"{title}, {part.sentences[-1]}"))
             found.denoised.append((part, name, reference, low))
         found.parts.append(part)
     _conclude(found, model, names, trials)
@@ -124,7 +124,7 @@ def _conclude(found: AuditedModel, model: Any, names: tuple[str, ...], trials: d
     # a dtype is as good as it is at its worst sigma
     worst = {name: min(tried, key=lambda one: one[0]) for name, tried in trials.items()}
     found.choice = choose(worst, native, layers)
-    kept = [keeps(part.layers, found.choice.dtype) for part in found.parts]
+    kept = [layers_to_keep(part.layers, found.choice.dtype) for part in found.parts]
     found.keep = tuple(dict.fromkeys(name for names_kept, _ in kept for name in names_kept))
     found.keep_why = "lose more than rounding explains, or near the dtype's limit: " + ", ".join(
         dict.fromkeys(why for _, reasons in kept for why in reasons)

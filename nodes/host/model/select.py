@@ -21,7 +21,7 @@ from ....training.errors import BadInput
 from ....training.precision.dtypes import dtype_name, dtype_of_most
 from ....training.precision.module_kinds import EMBEDDINGS, IN_OUT, NORMS, find_modules, split_patterns
 from ....training.precision.policy import DIFFUSION_MODEL, automatic
-from ....training.precision.settle import DEFAULT, settle
+from ....training.precision.resolve import DEFAULT, resolve_compute
 from ..patching.kept_modules import FP32Softmax, keep_in_float32, without_foreign_weights
 from ..patching.patcher import carry, made_from, patcher_of_copy, plain_source, reloads, take_off
 from ..patching.private_copy import LOADED_STATE, cast_weight, copy_module, kept_dtype
@@ -93,7 +93,9 @@ def select_model_precision(
     device = model.load_device
     held, computed = model_dtypes(source)
     supported = tuple(source.model.model_config.supported_inference_dtypes)
-    computes, said = settle("Compute", compute, computed, device, lambda: automatic(DIFFUSION_MODEL, device, supported))
+    computes, said = resolve_compute(
+        "Compute", compute, computed, device, lambda: automatic(DIFFUSION_MODEL, device, supported)
+    )
     stores, said_storage = said_of_storage("Storage", storage, held, device)
     kept, said_kept = _kept(source, keep, computes, held, stores)
     home = source

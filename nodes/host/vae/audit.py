@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ....training.errors import BadInput
+from ....training.precision.assessment import NOT_VISIBLE, Choice, choose, describe_picture_error, visibility
 from ....training.precision.audit import Audit
 from ....training.precision.audit_chart import difference_picture
 from ....training.precision.audit_report import AuditPart
@@ -17,7 +18,6 @@ from ....training.precision.device import support
 from ....training.precision.dtypes import DTYPES, dtype_name
 from ....training.precision.measures import Errors, PictureError, compare_pictures, rescale_error
 from ....training.precision.policy import VAE_DECODER, VAE_ENCODER
-from ....training.precision.verdict import NOT_VISIBLE, Choice, choose, say_picture, visible
 from ..patching.exact import exact_float32
 from ..patching.patcher import NOT_A_FAILURE
 from ..patching.private_copy import is_dynamic
@@ -93,7 +93,7 @@ def audit_vae(vae: Any, image: Tensor, names: tuple[str, ...], seed: int, step: 
     for part, half in ((VAE_ENCODER, "encoder"), (VAE_DECODER, "decoder")):
         audit = before if half == "encoder" else after
         trials = {
-            name: (visible(error) == NOT_VISIBLE, say_picture(f"{name} {half[:-2]}e", error))
+            name: (visibility(error) == NOT_VISIBLE, describe_picture_error(f"{name} {half[:-2]}e", error))
             for name, error in found.errors[half].items()
         }
         if trials:
@@ -144,12 +144,13 @@ def _lowered(found: AuditedVAE, source: Any, image: Tensor, reference: Tensor, a
             results["encoder"] = frames_of(found.fine.decode(coarse))
         errors = Errors()
         errors.add(coarse, found.latent)
-        found.parts[0].said.append(f"{name} latent: relative error {errors.relative:.1e}, cosine {errors.cosine:.6f}.")
+        sentence = f"{name} latent: relative error {errors.relative:.1e}, cosine {errors.cosine:.6f}."
+        found.parts[0].sentences.append(sentence)
     said = {"encoder": f"{name} encode, FP32 decode", "decoder": f"{name} decode", "both": f"{name} round trip"}
     for half in ("encoder", "decoder", "both"):
         if half in results:
             error = found.errors[half][name] = compare_pictures(results[half], reference)
-            found.parts[0 if half == "encoder" else -1].said.append(say_picture(said[half], error))
+            found.parts[0 if half == "encoder" else -1].sentences.append(describe_picture_error(said[half], error))
             difference = (results[half][0] - reference[0]).movedim(-1, 0)
             found.pictures.append(difference_picture(difference, said[half]))
 

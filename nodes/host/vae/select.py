@@ -18,7 +18,7 @@ import torch
 from ....training.errors import BadInput
 from ....training.precision.dtypes import dtype_name, dtype_of_most
 from ....training.precision.policy import VAE_DECODER, VAE_ENCODER, automatic
-from ....training.precision.settle import DEFAULT, settle
+from ....training.precision.resolve import DEFAULT, resolve_compute
 from ..patching.patcher import made_from
 from ..patching.private_copy import has_quantized_weights, is_dynamic
 from ..patching.shell import guard_of, half_dtype
@@ -95,10 +95,12 @@ def select_vae_precision(vae: Any, encoder: str = DEFAULT, decoder: str = DEFAUL
     _refuse_what_has_no_dtype(source)
     _refuse_a_half_that_is_not_there(source, origin.lacks or lacking_half(source), encoder, decoder)
     working = tuple(getattr(source, "working_dtypes", ()))
-    first, said_first = settle(
+    first, said_first = resolve_compute(
         "Encoder", encoder, origin.encoder, device, lambda: automatic(VAE_ENCODER, device, working)
     )
-    second, said_second = settle("Decoder", decoder, origin.decoder, device, lambda: automatic(VAE_DECODER, device))
+    second, said_second = resolve_compute(
+        "Decoder", decoder, origin.decoder, device, lambda: automatic(VAE_DECODER, device)
+    )
     lines = [said_first, said_second]
     if first != second and find_halves(source.first_stage_model) is None:
         first = second = first if torch.finfo(first).eps <= torch.finfo(second).eps else second
