@@ -1,4 +1,4 @@
-"""What a run trains for: the loss of a batch, the network, the file and the measures. All else is shared (run.py)."""
+"""What a run trains for: the loss of a batch, the network, the file and the measures. The rest: run/train.py."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def choose_objective(config: TrainConfig, plan: Plan, data: RefinerDataset) -> O
 
 @dataclass
 class ResidualObjective:
-    """The residual flow of training/refiner."""
+    """The residual flow of training/objectives/residual."""
 
     config: TrainConfig
     plan: Plan
