@@ -105,6 +105,20 @@ def test_every_module_that_docs_and_comments_name_exists(files):
     assert wrong == {} and named > 200
 
 
+def test_every_name_of_the_code_stands_in_a_file_of_its_row(files):
+    """The table of what to change where: `resolve_inside` beside `nodes/host/paths.py` is in that file."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## What to change where")[2]
+    named = 0
+    for row in re.findall(r"^\|.*\|$", text.partition("\n## ")[0], re.MULTILINE):
+        terms = re.findall(r"`([^`]+)`", row)
+        paths = [path for term in terms if "/" in term for path in fnmatch.filter(files, term)]
+        sources = "".join((ROOT / path).read_text(encoding="utf-8") for path in paths if path.endswith(".py"))
+        for name in re.findall(r"`(\w*[A-Z_]\w*|make_plan|claim|overhead|fingerprint)`", row):
+            named += 1
+            assert re.search(rf"\b{name}\b", sources), f"{name} is in none of {paths}"
+    assert named > 12
+
+
 @pytest.mark.parametrize("page", ["docs/pitfalls.md", "docs/zh/pitfalls.md"])
 def test_a_test_that_is_named_as_holding_a_statement_is_there(page):
     named = set(re.findall(r"`(test_\w+)`", (ROOT / page).read_text(encoding="utf-8")))
