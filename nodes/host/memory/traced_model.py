@@ -1,7 +1,7 @@
 """The host's networks on tensors without data: what a MODEL, a ControlNet or a VAE holds while it runs.
 
 A private twin of the network is traced (training/memory/trace.py); the network itself is only read, and what other
-clones of its patcher have put on it is taken off the twin again (selected_model.py). Attention is
+clones of its patcher have put on it is taken off the twin again (model/selected.py). Attention is
 replaced through the doors that the host has for it: `optimized_attention_override` in the transformer options, and the
 attribute of the twin's own VAE blocks.
 """

@@ -1,6 +1,6 @@
 """A VAE whose encoder and decoder each have a dtype of their own, beside the VAE that it was made of.
 
-Nothing of the source is changed; vae_split.py has how. Here: what was asked for and is refused, where a VAE came from.
+Nothing of the source is changed; split.py has how. Here: what was asked for and is refused, where a VAE came from.
 Under the dynamic VRAM of newer hosts all of it is copied, from the file's own weights, onto a plain patcher.
 """
 
