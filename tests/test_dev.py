@@ -1,4 +1,4 @@
-"""dev.py: what it decides before it installs anything."""
+"""dev.py and its dev/installation.py: what they decide before they install anything."""
 
 import importlib.util
 import os
@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="module")
-def dev():
-    spec = importlib.util.spec_from_file_location("ref2v_dev", ROOT / "dev.py")
+def installation():
+    spec = importlib.util.spec_from_file_location("ref2v_installation", ROOT / "dev" / "installation.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -35,18 +35,18 @@ def dev():
         ("PIP_TIMEOUT", "60"),
     ],
 )
-def test_uv_is_used_only_where_pip_has_no_setting_that_it_would_ignore(dev, name, value):
+def test_uv_is_used_only_where_pip_has_no_setting_that_it_would_ignore(installation, name, value):
     """As this very pip lists it, with no other settings than this one."""
     plain = {key: text for key, text in os.environ.items() if not key.startswith("PIP_")}
     plain |= {"PIP_CONFIG_FILE": os.devnull, name: value}
     ran = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, env=plain)
-    found = dev.settings_of_pip(ran.stdout)
+    found = installation.settings_of_pip(ran.stdout)
     assert found == ([] if name == "PIP_TIMEOUT" else [name.removeprefix("PIP_").lower().replace("_", "-")])
 
 
-def test_settings_in_files_count_too(dev):
-    assert dev.settings_of_pip("global.constraint='/etc/c.txt'\ninstall.timeout='60'\n") == ["constraint"]
-    assert dev.settings_of_pip("") == []
+def test_settings_in_files_count_too(installation):
+    assert installation.settings_of_pip("global.constraint='/etc/c.txt'\ninstall.timeout='60'\n") == ["constraint"]
+    assert installation.settings_of_pip("") == []
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root is offered a browser")
