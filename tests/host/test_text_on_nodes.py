@@ -129,7 +129,7 @@ def test_what_a_node_says_stands_on_it(request, which, nodes_2):
 
 @pytest.mark.parametrize(("which", "language"), [("host", "en-US"), ("newest", "fr-FR")])
 def test_where_no_file_has_a_text_the_front_end_reads_it_from_the_schema(request, which, language):
-    """locales/en has the names of nodes alone, and there is no locales/fr."""
+    """locales/en has the names of nodes alone, and none of another language but Chinese."""
     host = request.getfixturevalue(which)
     ours = {name: node for name, node in host.object_info().items() if PACK_NAME in node["python_module"]}
     with front_end(host, locale=language) as page:

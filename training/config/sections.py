@@ -93,7 +93,7 @@ class FlowConfig(Section):
 
 
 class SDXLRefinerConfig(Section):
-    """Fine-tuning of SDXL's own refiner (training/sdxl_refiner)."""
+    """Fine-tuning of SDXL's own refiner (training/objectives/sdxl_refiner)."""
 
     aesthetic_score: float = Field(6.0, ge=0, le=1000, description="what every training picture is called; host's: 6")
     last_timestep: int = Field(
