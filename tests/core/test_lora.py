@@ -58,12 +58,13 @@ def conv_start(tmp_path):
 def adapted(start, config):
     """(refiner with untrained adapters, plan, batches) as a run makes them."""
     source = BatchSource(config.dataset, batch_size=2, seed=0)
-    plan = make_plan(config, source.data, source.per_epoch)
+    whole = make_plan(config, source.data, source.per_epoch)
+    plan = whole.objective
     net = build_unet(plan.unet)
     plan.start.fill(net)
     torch.manual_seed(0)
     add_adapters(net, plan.adapters)
-    return Refiner(net, plan.s, plan.c_v, plan.autocast), plan, source
+    return Refiner(net, plan.s, plan.c_v, whole.compute.autocast), plan, source
 
 
 class Spy:

@@ -20,7 +20,7 @@ LAST_TIMESTEP = 199  # of SDXL's refiner: sigma 0.569, where the base hands over
 
 
 class RefinerConfig(Section):
-    """Which network. `preset` "auto" looks at the dataset (training/run/plan.py, choose_unet)."""
+    """Which network. `preset` "auto" looks at the dataset (training/objectives/residual/plan.py)."""
 
     preset: str = "auto"
     shape: dict[str, Any] | None = Field(None, description="explicit UNetConfig fields instead of a preset")
@@ -93,7 +93,7 @@ class FlowConfig(Section):
 
 
 class SDXLRefinerConfig(Section):
-    """Fine-tuning of SDXL's own refiner (training/sdxl_refiner)."""
+    """Fine-tuning of SDXL's own refiner (training/objectives/sdxl_refiner)."""
 
     aesthetic_score: float = Field(6.0, ge=0, le=1000, description="what every training picture is called; host's: 6")
     last_timestep: int = Field(

@@ -188,7 +188,7 @@ class RunPage:
         best = self.journal.best("validation/loss")
         if best is not None:
             axes.axvline(best, color="tab:orange", linewidth=1, linestyle=":", label=f"best: step {best:,}")
-        axes.set_title(f"loss ({self.plan.loss_of_nothing:.3g} = predicts nothing)")
+        axes.set_title(f"loss ({self.plan.objective.loss_of_nothing:.3g} = predicts nothing)")
         axes.set_ylim(0, 1.08 * max(top, default=1))
         above = sum(loss > axes.get_ylim()[1] for loss in losses)
         if above:
