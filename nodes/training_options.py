@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from ..training.config.choices import Moments, RoundingChoice
 from ..training.config.options import build_options, default_of
-from ..training.config.train_config import MOST_RANK
+from ..training.config.sections import MOST_RANK
 from .host.api import io
 from .host.schema import Node, declare, node_schema
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...training.config.train_config import MOST_RANK
+from ...training.config.sections import MOST_RANK
 from ...training.memory.optimizers import LAYOUTS, OPTIMIZERS
 from ...training.memory.training_estimate import PRECISIONS
 from ...training.memory.training_trace import ATTENTION, NETWORKS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...training.precision.dtypes import COMPUTE, DTYPES
-from ...training.precision.settle import AUTO, DEFAULT
+from ...training.precision.resolve import AUTO, DEFAULT
 from ..host.api import io, ui
 from ..host.schema import declare
 

@@ -46,7 +46,7 @@ def clip_encoders():
     stored = error(by_hand.encode_from_tokens(tokens), straight)
     (part,) = seen.parts
     return {
-        "said": part.said,
+        "said": part.sentences,
         "stored by hand": stored,
         "layers": len(part.layers),
         "computed": part.audit.layers[""].so_far["bf16"].relative,
@@ -91,7 +91,7 @@ def model_at_sigmas():
     again = bool(torch.equal(sample(model, condition, latent, steps=2), straight))
     return {
         "dtypes": {line: sorted(kinds) for line, kinds in dtypes.items()},
-        "said": {part.name: part.said for part in seen.parts},
+        "said": {part.name: part.sentences for part in seen.parts},
         "layers": [len(part.layers) for part in seen.parts],
         "kinds": sorted({layer.kind for layer in seen.parts[0].layers}),
         "choice": [seen.choice.dtype, seen.choice.why],

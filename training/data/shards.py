@@ -1,8 +1,40 @@
-"""Datasets on disk: latent pairs in safetensors shards beside one `index.json`.
+"""Datasets on disk: latent pairs in safetensors shards, what they are in two small files beside them.
 
-A shard holds, per row, float32 tensors `<row:06d>.z` and `.b` [C, h, w] in MODEL space (what the host calls
-`latent_format.process_in`), and where the dataset has text `.context` [T, D] and `.pooled` [P].
-There is no clock, host name or absolute path in any of its files: the same pairs give the same bytes.
+Version 2, which `DatasetWriter` writes:
+
+    index.json              what holds for all: latent space, VAE, base, text, dtype, subsets, statistics, shards
+    pairs.safetensors       a column for each thing known of a pair: 100,000 open at once, without a Python object each
+    shard-00000.safetensors per pair `<row:06d>.z` and `.b` [F, C, h, w], and where it has one `.mask` [F, 1, h, w]
+    text-00000.safetensors  per caption, stored once, `<row:06d>.context` [T, D] and `.pooled` [P]; the empty one too
+
+F is the number of frames, 1 for a still. Latents are in MODEL space (what the host calls `latent_format.process_in`).
+Tensors are float32, or in half precision where the writer was asked for it; reading gives float32. There is no clock,
+host name or absolute path in any of the files: the same pairs give the same bytes.
+
+Version 1, which is read as ever: all pairs in index.json, float32 `<row:06d>.z` and `.b` [C, h, w] in its shards,
+beside them a `.context` and `.pooled` of each pair's own, and `context-empty.safetensors`.
+
+Writing:
+
+    writer = DatasetWriter(
+        folder, latent=..., vae=..., base=..., context=..., empty=...,
+        dtype="float32",            # of latents, masks and text on the disk: "float32", "float16" or "bfloat16"
+        subsets={"faces": 2.0},     # name -> weight: how often an epoch draws its pairs, 1 = once
+        resume=None,                # the recipe (plain JSON): what a killed build of the same recipe finished is kept
+    )
+    writer.resumed                  # pairs that are there already: the first so many of the plan are not to be added
+    writer.add(
+        z, b,                       # [C, h, w], or [F, C, h, w] for a clip; both of one shape
+        source=..., sha256=..., group=..., split=..., caption=..., flip=..., context=..., pooled=..., rgb=...,
+        mask=None,                  # [h, w], [1, h, w] or [F, 1, h, w] in 0..1: what a cell's loss counts; None = 1
+        subset="",                  # one of `subsets`; "" = weight 1
+        base_size=None,             # (height, width) in cells at which b was made, where it was brought to z's grid
+    )                               # context and pooled may be left out where the same caption was added before
+    writer.finish()
+
+Pairs of any sizes lie in one dataset. The weight of a subset says how often its pairs are drawn and not how much a loss
+counts: both give the same mean gradient, but large weights on few pictures make the gradient noisy, and a loss that is
+weighted can no longer be compared between pictures.
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ from einops import repeat
 from torch import Tensor
 
 from ....training.errors import BadInput
+from ....training.precision.assessment import TEXT_LIMIT, Choice, choose, describe_tensor_error
 from ....training.precision.audit import Audit
 from ....training.precision.audit_report import AuditPart
 from ....training.precision.dtypes import DTYPES
-from ....training.precision.verdict import TEXT_LIMIT, Choice, choose, say_tensor
 from ..patching.audited import Audited, error_of, native_support
 from ..patching.exact_float32 import exact_float32
 from ..patching.patcher import patcher_of_copy
@@ -54,7 +54,7 @@ def audit_clip(clip: Any, prompt: str, names: tuple[str, ...], seed: int, step: 
         raise BadInput(f"The clip ({type(clip.cond_stage_model).__name__}) has no text encoder that is known here.")
     # an operation of the host casts its weights to its input's dtype, so a layer runs alone as it is
     audits = {name: Audit(names, in_dtype=lambda layer, _dtype: layer, seed=seed) for name in encoders}
-    found = AuditedCLIP()
+    audited = AuditedCLIP()
 
     step("CLIP as loaded")
     with ExitStack() as stack:
@@ -76,20 +76,20 @@ def audit_clip(clip: Any, prompt: str, names: tuple[str, ...], seed: int, step: 
             low = _encode(clip, prompt)
         for name, part in parts.items():
             errors = error_of(low[name], reference[name])
-            said = say_tensor(f"computed in {dtype}", errors, TEXT_LIMIT)
-            part.said.append(said)
-            trials[name][dtype] = (errors.relative <= TEXT_LIMIT, said)
-            found.differences.append((f"{name} computed in {dtype}", _plane(low[name][0] - reference[name][0])))
+            sentence = describe_tensor_error(f"computed in {dtype}", errors, TEXT_LIMIT)
+            part.sentences.append(sentence)
+            trials[name][dtype] = (errors.relative <= TEXT_LIMIT, sentence)
+            audited.differences.append((f"{name} computed in {dtype}", _plane(low[name][0] - reference[name][0])))
         step(f"CLIP stored in {dtype}")
         _stored(clip, prompt, dtype, encoders, reference, parts)
     native = native_support(clip.patcher.load_device, names)
     for name, part in parts.items():
-        found.parts.append(part)
-        found.compute[name] = choose(trials[name], native, part.layers)
+        audited.parts.append(part)
+        audited.compute[name] = choose(trials[name], native, part.layers)
         held = storage_name(storage_dtype_of(encoders[name], clip.patcher))
-        found.storage[name] = f"stored as loaded, in {held}"
-        found.notes.append(f"{name}: loaded in {held}, computed in FP32 by the host.")
-    return found
+        audited.storage[name] = f"stored as loaded, in {held}"
+        audited.notes.append(f"{name}: loaded in {held}, computed in FP32 by the host.")
+    return audited
 
 
 def _watched(encoder: Any) -> torch.nn.Module:
@@ -140,13 +140,13 @@ def _stored(clip: Any, prompt: str, dtype: str, encoders: dict, reference: dict,
     """A copy of all encoders in `dtype`, which lives as long as its one run."""
     if all(storage_dtype_of(encoder, clip.patcher) == DTYPES[dtype] for encoder in encoders.values()):
         for part in parts.values():
-            part.said.append(f"stored in {dtype}: that is how it was loaded, so nothing is lost by it.")
+            part.sentences.append(f"stored in {dtype}: that is how it was loaded, so nothing is lost by it.")
         return
     try:
         private = copy_module(clip.cond_stage_model, clip.patcher, DTYPES[dtype])
     except BadInput as refused:
         for part in parts.values():
-            part.said.append(f"stored in {dtype}: not measured, because {str(refused).rstrip('.')}.")
+            part.sentences.append(f"stored in {dtype}: not measured, because {str(refused).rstrip('.')}.")
         return
     copied = clip.clone()
     copied.cond_stage_model = private
@@ -154,7 +154,8 @@ def _stored(clip: Any, prompt: str, dtype: str, encoders: dict, reference: dict,
     copied.patcher.is_clip, copied.patcher.hook_mode = True, clip.patcher.hook_mode
     low = _encode(copied, prompt)
     for name, part in parts.items():
-        part.said.append(say_tensor(f"stored in {dtype}", error_of(low[name], reference[name]), TEXT_LIMIT))
+        errors = error_of(low[name], reference[name])
+        part.sentences.append(describe_tensor_error(f"stored in {dtype}", errors, TEXT_LIMIT))
 
 
 def _plane(context: Tensor) -> Tensor:

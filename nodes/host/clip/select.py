@@ -25,7 +25,7 @@ import torch
 from ....training.errors import BadInput
 from ....training.precision.dtypes import dtype_name
 from ....training.precision.policy import TEXT_ENCODER, automatic
-from ....training.precision.settle import DEFAULT, settle
+from ....training.precision.resolve import DEFAULT, resolve_compute
 from ..patching.patcher import patcher_of_copy, plain_patcher, reread_and_copy, retarget
 from ..patching.private_copy import cast_weight, copy_module, module_proxy, storage_dtype
 from ..patching.provenance import MadeOnce, Provenance, guard_of, provenance_of
@@ -115,7 +115,7 @@ def select_clip_precision(
     weights, storage_lines = _select_storage(source, chosen, storage, loaded, selected)
     for name, was in loaded.items():
         if name in chosen:
-            computes, line = settle(
+            computes, line = resolve_compute(
                 f"{name} compute", compute, was.compute, device, lambda: automatic(TEXT_ENCODER, device)
             )
             selected[name] = replace(selected[name], compute=computes)

@@ -20,7 +20,7 @@ from ....training.errors import BadInput
 from ....training.precision.dtypes import dtype_name, dtype_of_most
 from ....training.precision.module_kinds import EMBEDDINGS, IN_OUT, NORMS, find_modules, split_patterns
 from ....training.precision.policy import DIFFUSION_MODEL, automatic
-from ....training.precision.settle import DEFAULT, settle
+from ....training.precision.resolve import DEFAULT, resolve_compute
 from ..patching.float32_modules import FP32Softmax, keep_in_float32, split_castable
 from ..patching.patcher import patcher_of_copy, plain_patcher, reread_and_copy, retarget, unload_model
 from ..patching.private_copy import cast_weight, copy_in_parts, storage_dtype
@@ -92,7 +92,7 @@ def select_model_precision(
     device = model.load_device
     loaded, computed = model_dtypes(source)
     supported = tuple(source.model.model_config.supported_inference_dtypes)
-    computes, compute_line = settle(
+    computes, compute_line = resolve_compute(
         "Compute", compute, computed, device, lambda: automatic(DIFFUSION_MODEL, device, supported)
     )
     stores, storage_line = choose_storage("Storage", storage, loaded, device)

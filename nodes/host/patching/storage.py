@@ -7,7 +7,7 @@ import logging
 import torch
 
 from ....training.precision.dtypes import dtype_name
-from ....training.precision.settle import DEFAULT, settle_storage
+from ....training.precision.resolve import DEFAULT, resolve_storage
 
 __all__ = ["as_loaded", "choose_storage", "storage_name"]
 
@@ -27,7 +27,7 @@ def choose_storage(
     quantized weights, which stay as they are.
     """
     if loaded is not None:
-        return settle_storage(part, wanted, loaded, device)
+        return resolve_storage(part, wanted, loaded, device)
     return None, f"{part}: quantized, as loaded" if wanted == DEFAULT else as_loaded(part, wanted, None, _QUANTIZED)
 
 

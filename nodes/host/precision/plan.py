@@ -12,7 +12,7 @@ import torch
 from ....training.errors import BadInput
 from ....training.precision.dtypes import DTYPES, dtype_name
 from ....training.precision.plan import KEEP_KINDS, PrecisionPlan
-from ....training.precision.settle import AUTO, DEFAULT
+from ....training.precision.resolve import AUTO, DEFAULT
 from ..clip.select import ALL, encoder_dtypes, select_clip_precision
 from ..model.select import Keep, model_dtypes, select_model_precision
 from ..patching.storage import storage_name

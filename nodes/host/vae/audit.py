@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from ....training.errors import BadInput
+from ....training.precision.assessment import NOT_VISIBLE, Choice, choose, describe_picture_error, visibility
 from ....training.precision.audit import Audit
 from ....training.precision.audit_chart import difference_picture
 from ....training.precision.audit_report import AuditPart
 from ....training.precision.dtypes import DTYPES, dtype_name
 from ....training.precision.measures import PictureError, compare_pictures, rescale_error
 from ....training.precision.policy import VAE_DECODER, VAE_ENCODER
-from ....training.precision.verdict import NOT_VISIBLE, Choice, choose, say_picture, visible
 from ..patching.audited import Audited, error_of, native_support
 from ..patching.exact_float32 import exact_float32
 from ..progress import NOT_A_FAILURE
@@ -77,28 +77,28 @@ def audit_vae(vae: Any, image: Tensor, names: tuple[str, ...], seed: int, step: 
             f"The VAE ({class_name(vae)}) must give pictures [N, H, W, 3]; it gave {list(reference.shape)}, so nobody "
             f"can look at them."
         )
-    found = AuditedVAE(fine, latent, encodes, errors={"encoder": {}, "decoder": {}, "both": {}})
-    found.notes += _notes(given, image, encodes, names)
+    audited = AuditedVAE(fine, latent, encodes, errors={"encoder": {}, "decoder": {}, "both": {}})
+    audited.notes += _notes(given, image, encodes, names)
     if encodes:
-        found.parts.append(AuditPart(VAE_ENCODER, before))
-    found.parts.append(AuditPart(VAE_DECODER, after))
+        audited.parts.append(AuditPart(VAE_ENCODER, before))
+    audited.parts.append(AuditPart(VAE_DECODER, after))
     if not torch.isfinite(reference).all():
         raise BadInput(
             f"The VAE ({class_name(vae)}) gives NaN or infinity in FP32 already, so its file is damaged or not "
             f"complete; there is nothing to compare with."
         )
     for name in names:
-        _lowered(found, source, image, reference, (before, after), name, step)
+        _lowered(audited, source, image, reference, (before, after), name, step)
     native = native_support(fine.patcher.load_device, names)
     for part, half in ((VAE_ENCODER, "encoder"), (VAE_DECODER, "decoder")):
         audit = before if half == "encoder" else after
         trials = {
-            name: (visible(error) == NOT_VISIBLE, say_picture(f"{name} {half[:-2]}e", error))
-            for name, error in found.errors[half].items()
+            name: (visibility(error) == NOT_VISIBLE, describe_picture_error(f"{name} {half[:-2]}e", error))
+            for name, error in audited.errors[half].items()
         }
         if trials:
-            found.choices[part] = choose(trials, native, list(audit.layers.values()))
-    return found
+            audited.choices[part] = choose(trials, native, list(audit.layers.values()))
+    return audited
 
 
 def _reference_latent(fine: Any, image: Tensor, audit: Audit, seed: int, *, encodes: bool) -> tuple[Tensor, bool]:
@@ -124,32 +124,35 @@ def _tried(fine: Any, method: str, x: Tensor) -> Tensor:
         ) from failure
 
 
-def _lowered(found: AuditedVAE, source: Any, image: Tensor, reference: Tensor, audits: tuple, name: str, step) -> None:
+def _lowered(
+    audited: AuditedVAE, source: Any, image: Tensor, reference: Tensor, audits: tuple, name: str, step: Callable
+) -> None:
     """All of one dtype: its halves alone, each against FP32 before and behind it, and both together."""
     low = copy_vae(source, DTYPES[name])
     results = {}
     step(f"VAE in {name}")
     coarse = None
-    if found.encodes:
+    if audited.encodes:
         with audits[0].lowered(name, low.first_stage_model):
             coarse = low.encode(image)
     with audits[1].lowered(name, low.first_stage_model):
-        results["decoder"] = frames_of(low.decode(found.latent))
+        results["decoder"] = frames_of(low.decode(audited.latent))
     step(f"VAE in {name}, decoded")
     if coarse is not None:
         results["both"] = frames_of(low.decode(coarse))
         del low
         with exact_float32():
-            results["encoder"] = frames_of(found.fine.decode(coarse))
-        errors = error_of([coarse], [found.latent])
-        found.parts[0].said.append(f"{name} latent: relative error {errors.relative:.1e}, cosine {errors.cosine:.6f}.")
-    said = {"encoder": f"{name} encode, FP32 decode", "decoder": f"{name} decode", "both": f"{name} round trip"}
+            results["encoder"] = frames_of(audited.fine.decode(coarse))
+        errors = error_of([coarse], [audited.latent])
+        sentence = f"{name} latent: relative error {errors.relative:.1e}, cosine {errors.cosine:.6f}."
+        audited.parts[0].sentences.append(sentence)
+    titles = {"encoder": f"{name} encode, FP32 decode", "decoder": f"{name} decode", "both": f"{name} round trip"}
     for half in ("encoder", "decoder", "both"):
         if half in results:
-            error = found.errors[half][name] = compare_pictures(results[half], reference)
-            found.parts[0 if half == "encoder" else -1].said.append(say_picture(said[half], error))
+            error = audited.errors[half][name] = compare_pictures(results[half], reference)
+            audited.parts[0 if half == "encoder" else -1].sentences.append(describe_picture_error(titles[half], error))
             difference = (results[half][0] - reference[0]).movedim(-1, 0)
-            found.pictures.append(difference_picture(difference, said[half]))
+            audited.pictures.append(difference_picture(difference, titles[half]))
 
 
 def frames_of(pixels: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ....training.errors import BadInput
-from ....training.precision.settle import DEFAULT
+from ....training.precision.resolve import DEFAULT
 
 __all__ = ["Halves", "find_halves", "lacking_half", "lacking_in_file", "refuse_missing_half"]
 

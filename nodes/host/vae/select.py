@@ -17,7 +17,7 @@ import torch
 
 from ....training.precision.dtypes import dtype_name
 from ....training.precision.policy import VAE_DECODER, VAE_ENCODER, automatic
-from ....training.precision.settle import DEFAULT, settle
+from ....training.precision.resolve import DEFAULT, resolve_compute
 from .copies import NoCopy, compute_dtype, vae_in_dtypes
 from .halves import Halves, find_halves, lacking_half, refuse_missing_half
 from .source import RecognisedVAE, VAEProvenance, class_name, recognise, refuse_without_dtype
@@ -78,7 +78,7 @@ def _dtypes_asked_for(
     dtypes, lines = [], [f"{class_name(source)} on {device}"]
     for (half, kind), asked in zip(_HALVES, (encoder, decoder), strict=True):
         loaded = getattr(given.provenance, half)
-        dtype, line = settle(
+        dtype, line = resolve_compute(
             half.capitalize(), asked, loaded, device, lambda kind=kind: automatic(kind, device, working)
         )
         dtypes.append(dtype)
