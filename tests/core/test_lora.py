@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 from tests.core.starts import TEXT, write_start
 from tests.core.test_resume import history, last_state
 from training.__main__ import main
+from training.config.sections import LoRAConfig
 from training.config.start_file import start_file_hash
-from training.config.train_config import LoRAConfig, TrainConfig
+from training.config.train_config import TrainConfig
 from training.data.batches import BatchSource
 from training.errors import BadInput, TrainingFailed
 from training.objectives.plain_names import plain_names

@@ -7,8 +7,9 @@ import torch
 from pydantic import ValidationError
 
 from tests.core.starts import TEXT, write_start
+from training.config.identity import differences
 from training.config.start_file import start_file_hash
-from training.config.train_config import TrainConfig, differences
+from training.config.train_config import TrainConfig
 from training.data.batches import BatchSource
 from training.data.shards import RefinerDataset
 from training.errors import BadInput
