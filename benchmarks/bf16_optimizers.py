@@ -160,7 +160,7 @@ class Fit:
         )
         self.ema_decay = config.ema_decay
         self.source = BatchSource(dataset, batch_size=batch, repeats=64, seed=1, crop=crop)
-        self.plan = make_plan(config, RefinerDataset.open(dataset), self.source.per_epoch)
+        self.plan = make_plan(config, RefinerDataset.open(dataset), self.source.per_epoch).objective
         self.unseen = [self.source[10**6 + index] for index in range(32)]  # other crops, noise and times
 
     def run(self, name: str, seed: int, steps: int, lr: float = 3e-4) -> float:

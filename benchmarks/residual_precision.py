@@ -87,7 +87,7 @@ def gradient_range(config: TrainConfig, *, after: bool, batches: int = 16) -> li
         config.dataset, batch_size=config.data.batch_size, repeats=config.data.repeats, seed=config.seed,
         crop=config.data.crop, flip=config.data.mirror, caption_dropout=config.data.caption_dropout,
     )  # fmt: skip
-    plan = make_plan(config, data, source.per_epoch)
+    plan = make_plan(config, data, source.per_epoch).objective
     torch.manual_seed(config.seed)
     net = build_unet(plan.unet).train()
     if after:

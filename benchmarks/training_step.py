@@ -40,7 +40,7 @@ class BareLoop:
     def __init__(self, config: TrainConfig, plan: Plan, batches: list[dict], *, clip_and_average: bool):
         torch.manual_seed(0)
         self.plan, self.batches = plan, cycle(batches)
-        self.net = build_unet(plan.unet).to(plan.device).train()
+        self.net = build_unet(plan.objective.unet).to(plan.compute.device).train()
         options = config.optimizer
         # fused, as ours: what is measured is the loop, not the choice of a kernel
         self.optimizer = torch.optim.AdamW(
@@ -57,12 +57,13 @@ class BareLoop:
         return [after - before for before, after in zip(marks, marks[1:], strict=False)]
 
     def step(self, z: torch.Tensor, b: torch.Tensor) -> None:
-        s, c_v = self.plan.s, self.plan.c_v
+        s, c_v = self.plan.objective.s, self.plan.objective.c_v
         source = b + s * torch.randn_like(b)
         t = torch.rand(len(z), 1, 1, 1)
         x = (1 - t) * z + t * source
-        context = torch.zeros(len(z), 1, self.plan.unet.context_dim)
-        with autocast("cpu", self.plan.autocast or torch.bfloat16, enabled=self.plan.autocast is not None):
+        context = torch.zeros(len(z), 1, self.plan.objective.unet.context_dim)
+        low = self.plan.compute.autocast
+        with autocast("cpu", low or torch.bfloat16, enabled=low is not None):
             output = self.net(torch.cat([x, b], 1), 1000 * t.flatten(), encoder_hidden_states=context).sample
         loss = functional.mse_loss(output.float(), (source - z) / c_v)
         self.optimizer.zero_grad()

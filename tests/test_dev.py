@@ -68,3 +68,27 @@ def test_a_browser_is_announced_before_it_is_installed_and_can_be_left_out(tmp_p
     else:
         assert "apt-get install chromium" in ran.stdout and "REF2V_BROWSER=no" in ran.stdout
         assert "chromium" in called.read_text()
+
+
+@pytest.mark.parametrize(("host_ends", "others_end", "both_end"), [(0, 0, 0), (1, 0, 1), (0, 2, 2), (1, 2, 2)])
+def test_the_halves_of_the_tests_run_side_by_side_and_either_can_fail(host_ends, others_end, both_end, tmp_path):
+    """A child in pytest's place that waits for its sibling, tells which tests it was asked for, and ends as asked."""
+    child = (
+        "import os, sys, time\n"
+        "mine = 'others' if '--ignore=tests/host' in sys.argv else 'host'\n"
+        "other = {'others': 'host', 'host': 'others'}[mine]\n"
+        f"open(os.path.join({str(tmp_path)!r}, mine), 'w').close()\n"
+        f"while not os.path.exists(os.path.join({str(tmp_path)!r}, other)): time.sleep(0.01)\n"
+        "print(mine, 'asked for', *sys.argv[1:], 'in', os.environ['OMP_NUM_THREADS'], flush=True)\n"
+        f"sys.exit({others_end} if mine == 'others' else {host_ends})\n"
+    )
+    code = (
+        "import pathlib, runpy, sys\n"
+        f"run = runpy.run_path({str(ROOT / 'dev.py')!r})['tests_side_by_side']\n"
+        f"sys.exit(run([sys.executable, '-c', {child!r}], pathlib.Path('host')))\n"
+    )
+    env = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
+    assert ran.returncode == both_end, ran.stderr
+    assert "host asked for tests/host in 1\n" in ran.stdout
+    assert ran.stdout.endswith("All other tests:\nothers asked for tests --ignore=tests/host in 1\n\n")

@@ -211,7 +211,7 @@ def test_the_checker_finds_a_circle_of_modules():
 
 # Circles that are still there
 STILL_CIRCULAR = [
-    ["training.objectives.residual.objective", "training.objectives.sdxl_refiner.objective", "training.run.validation"],
+    ["training.config.identity", "training.config.train_config"],  # the former for types alone
 ]
 
 
@@ -232,6 +232,7 @@ def test_no_modules_import_each_other_in_a_circle():
 SAME_ROLE = {
     "Refiner": "a trained refiner at work: the core's, and the host's BaseModel",
     "add_commands": "the command line of one room",
+    "compute_dtype": "what one object of the host computes in: a MODEL, a half of a VAE",
     "empty_conditioning": "what stands in for text: of a dataset, of a MODEL",
     "load_meta": "the metadata of one objective's files",
     "make_plan": "all that is decided beforehand: of a run, of a build",
@@ -257,7 +258,7 @@ def test_no_public_name_stands_for_two_things():
 SAY_NOTHING = {"utils", "util", "helpers", "helper", "misc", "common", "manager", "stuff"}
 RIDDLES = {"carry", "take_off", "settle", "doors", "shell", "home", "sealed", "origin", "times", "numbers", "found",
            "said", "taken", "kept"}  # fmt: skip
-STILL_RIDDLES = {"nodes/host/patching/shell.py"}
+STILL_RIDDLES: set[str] = set()
 
 
 def sources() -> list[Path]:
@@ -275,11 +276,8 @@ def test_no_module_has_a_name_that_says_nothing():
 
 LONGEST = 350  # lines; a file that outgrows them holds two things
 STILL_LONG = {
-    "nodes/host/refiner/sampling.py", "tests/core/data/test_shards.py", "tests/core/test_checkpoint.py",
-    "tests/core/test_lora.py", "tests/core/test_run.py", "tests/core/test_sdxl_refiner.py",
-    "tests/host/audit_in_host.py", "tests/host/contract.py", "tests/host/contract_in_host.py",
-    "tests/host/dataset_in_host.py", "tests/host/guard_in_host.py", "tests/host/model_memory_in_host.py",
-    "tests/host/model_precision_in_host.py", "tests/host/refiner_in_host.py", "tests/host/vae_precision_in_host.py",
+    "tests/core/data/test_shards.py", "tests/core/test_checkpoint.py", "tests/core/test_lora.py",
+    "tests/core/test_run.py", "tests/core/test_sdxl_refiner.py", "tests/host/dataset_in_host.py",
 }  # fmt: skip
 
 

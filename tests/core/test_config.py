@@ -1,13 +1,15 @@
 """The configuration: errors name the field, and only what decides the weights is a run's identity."""
 
 import copy
+import hashlib
 import json
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
 
-from training.config.train_config import FREE_ON_RESUME, TrainConfig, differences
+from training.config.identity import FREE_ON_RESUME, differences
+from training.config.train_config import TrainConfig
 from training.errors import BadInput
 
 
@@ -56,6 +58,22 @@ def config(**changes):
         ("health.skips", 0),
         ("health.scale_floor", -1),
         ("validation.every", -1),
+        ("validation.every", "step"),
+        ("validation.every", 1.5),
+        ("validation.every", True),
+        ("checkpoint.every", -1),
+        ("checkpoint.every", "minute"),
+        ("checkpoint.minutes", -0.5),
+        ("max_steps", 0),
+        ("precision", "tf32"),
+        ("optimizer.schedule", "sine"),
+        ("optimizer.floor", 1.0),
+        ("optimizer.floor", -0.1),
+        ("optimizer.eps", 0.0),
+        ("optimizer.extension", "tail"),
+        ("optimizer.extended_from", [3, 2]),
+        ("flow.loss", "mae"),
+        ("flow.huber_delta", 0.0),
         ("validation.pictures", -1),
         ("validation.crop", 1),
         ("lerning_rate", 1),
@@ -114,6 +132,7 @@ def test_where_things_lie_and_how_often_one_looks_is_no_part_of_the_identity():
         keep_best=False,
         data={"workers": 3},
         validation={"every": 5, "pictures": 0, "crop": None},
+        checkpoint={"every": "epoch", "minutes": 5},
         gradient_checkpointing=True,
         health={"skips": 3, "scale_floor": 0.5, "leak_watch": False},
     )
@@ -121,7 +140,7 @@ def test_where_things_lie_and_how_often_one_looks_is_no_part_of_the_identity():
     assert set(FREE_ON_RESUME) == {
         "dataset", "run", "device", "keep_checkpoints", "keep_best", "gradient_checkpointing", "health.skips",
         "health.scale_floor", "health.leak_watch", "data.workers", "validation.every", "validation.pictures",
-        "validation.crop",
+        "validation.crop", "checkpoint.every", "checkpoint.minutes",
     }
 
 
@@ -132,11 +151,14 @@ def test_fields_that_came_later_leave_the_identity_of_earlier_runs_as_it_was():
         "learning_rate", "betas", "weight_decay", "warmup_steps", "horizon_steps", "clip_norm",
     }
     assert set(known["flow"]) == {"noise_scale", "steps", "on_grid"}
-    assert not {"gradient_checkpointing", "health", "objective", "sdxl_refiner"} & set(known)
+    kept = {"refiner", "flow", "data", "optimizer", "validation", "epochs", "ema_decay", "precision", "seed"}
+    assert set(known) == kept and known["validation"] == {}
     assert set(known["refiner"]) == {"preset", "shape", "base", "allow_larger"}
     for section, field, value in [
         ("flow", "min_snr_gamma", 5.0), ("optimizer", "decay_all", True),
         ("optimizer", "moments", "bf16"), ("optimizer", "compiled", True),
+        ("optimizer", "schedule", "linear"), ("optimizer", "floor", 0.1), ("optimizer", "eps", 1e-6),
+        ("flow", "loss", "huber"),
     ]:
         before = {"optimizer": {"rounding": "stochastic"}}  # what the default was
         changed = {**before, section: {**before.get(section, {}), field: value}}
@@ -145,7 +167,71 @@ def test_fields_that_came_later_leave_the_identity_of_earlier_runs_as_it_was():
     assert config(precision="pure_bf16", **before).identity()["optimizer"] == known["optimizer"]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_the_identity_of_a_run_of_before_has_the_bytes_that_it_had():
+    """The hash of what a run of before has in its config.json, taken before there were the newer settings."""
+    text = json.dumps(config().identity(), sort_keys=True)
+    found = hashlib.sha256(text.encode()).hexdigest()
+    assert found == "bc7f324169b5e58b4052325d37c1fe570e27852fbea810929910fad87e9b3961"
+
+
+@pytest.mark.parametrize("name", ["tf32", "compile", "channels_last"])
+def test_what_changes_the_last_bits_is_another_run(name):
+    assert differences(config().identity(), config(**{name: True}).identity()) == [f"{name} None -> True"]
+
+
+def test_max_steps_stands_in_the_place_of_epochs():
+    plain, steps = config(epochs=3), config(epochs=3, max_steps=500)
+    assert plain.total_steps(7) == 21 and steps.total_steps(7) == 500
+    assert config(epochs=3, data={"accumulation": 2}).total_steps(7) == 11
+    assert differences(plain.identity(), steps.identity()) == ["epochs 3 -> None", "max_steps None -> 500"]
+    assert config(epochs=4, max_steps=500).identity() == steps.identity()  # epochs say nothing then
+
+
+@pytest.mark.parametrize(
+    "optimizer, said",
+    [
+        ({"schedule": "constant", "floor": 0.1}, "floor belongs to a rate that falls .* schedule constant; got 0.1"),
+        ({"schedule": "constant", "horizon_steps": 9}, "horizon_steps belongs to a rate that falls .*; got 9"),
+        ({"extended_from": [4]}, r"extended_from needs extension constant or stretch beside it; got \[4\]"),
+        ({"extended_from": [4, 4], "extension": "stretch"}, r"extended_from must be rising numbers .* got \[4, 4\]"),
+        ({"extended_from": [4], "extension": "stretch", "schedule": "constant"}, "extended_from would do nothing"),
+        ({"extended_from": [4], "extension": "stretch", "horizon_steps": 8}, "extended_from would do nothing"),
+    ],
+)
+def test_settings_of_the_rate_that_contradict_each_other_are_refused(optimizer, said):
+    with pytest.raises(BadInput, match=said):
+        config(optimizer=optimizer)
+
+
+def test_a_delta_without_hubers_loss_is_refused():
+    with pytest.raises(BadInput, match="huber_delta belongs to loss huber and would do nothing in mse; got 0.5"):
+        config(flow={"huber_delta": 0.5})
+    assert config(flow={"loss": "huber", "huber_delta": 0.5}).flow.huber_delta == 0.5
+
+
+def test_hubers_loss_belongs_to_the_residual_objective():
+    with pytest.raises(BadInput, match="flow.loss belongs to objective residual .* in sdxl_refiner; got 'huber'"):
+        config(objective="sdxl_refiner", flow={"loss": "huber"})
+
+
+def test_what_auto_means_is_decided_by_the_run_that_was_begun():
+    auto = config(precision="auto")
+    assert auto.as_begun(config(precision="bf16").identity()).precision == "bf16"
+    assert auto.as_begun(config().identity()).identity() == config().identity()
+    # auto never means these: such a run is another one
+    assert auto.as_begun(config(precision="fp16").identity()).precision == "auto"
+    assert auto.as_begun("junk").precision == "auto" and auto.as_begun({"optimizer": 3}).precision == "auto"
+
+
+def test_a_run_that_was_made_longer_is_known_again_by_its_length():
+    longer = config(epochs=9, optimizer={"extension": "stretch", "extended_from": [80]})
+    assert config(epochs=9).as_begun(longer.identity()).identity() == longer.identity()
+    assert config(epochs=10).as_begun(longer.identity()).optimizer.extended_from == ()
+    # how a finished run would be made longer is no part of it before it is
+    assert config(optimizer={"extension": "stretch"}).identity() == config().identity()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "auto"])
 @pytest.mark.parametrize("field, value", [("rounding", "kahan"), ("moments", "bf16"), ("compiled", True)])
 def test_an_option_of_pure_bf16_is_refused_where_it_would_do_nothing(precision, field, value):
     with pytest.raises(BadInput, match=f"optimizer.{field} belongs to precision pure_bf16 .* in {precision}; got"):

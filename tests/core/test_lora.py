@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 from tests.core.starts import TEXT, write_start
 from tests.core.test_resume import history, last_state
 from training.__main__ import main
+from training.config.sections import LoRAConfig
 from training.config.start_file import start_file_hash
-from training.config.train_config import LoRAConfig, TrainConfig
+from training.config.train_config import TrainConfig
 from training.data.batches import BatchSource
 from training.errors import BadInput, TrainingFailed
 from training.objectives.plain_names import plain_names
@@ -57,12 +58,13 @@ def conv_start(tmp_path):
 def adapted(start, config):
     """(refiner with untrained adapters, plan, batches) as a run makes them."""
     source = BatchSource(config.dataset, batch_size=2, seed=0)
-    plan = make_plan(config, source.data, source.per_epoch)
+    whole = make_plan(config, source.data, source.per_epoch)
+    plan = whole.objective
     net = build_unet(plan.unet)
     plan.start.fill(net)
     torch.manual_seed(0)
     add_adapters(net, plan.adapters)
-    return Refiner(net, plan.s, plan.c_v, plan.autocast), plan, source
+    return Refiner(net, plan.s, plan.c_v, whole.compute.autocast), plan, source
 
 
 class Spy:

@@ -28,14 +28,15 @@ ATTENTION = {
 
 def gradients(config, dataset, checkpointing):
     """Every parameter's gradient of the first batch, and the network."""
-    plan = make_plan(config, RefinerDataset.open(dataset), 4)
+    whole = make_plan(config, RefinerDataset.open(dataset), 4)
+    plan = whole.objective
     torch.manual_seed(0)
     net = build_unet(plan.unet)
     torch.nn.init.normal_(net.conv_out.weight, std=0.1)  # it starts at zero, which would stop all other gradients
     if checkpointing:
         net.enable_gradient_checkpointing()
     batch = BatchSource(dataset, batch_size=2, seed=0)[0]
-    batch_loss(Refiner(net.train(), plan.s, plan.c_v, plan.autocast), plan, batch, 0)[0].backward()
+    batch_loss(Refiner(net.train(), plan.s, plan.c_v, whole.compute.autocast), plan, batch, 0)[0].backward()
     return {name: parameter.grad for name, parameter in net.named_parameters()}
 
 

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 from torch.nn import Linear
 
+from training.config.sections import OptimizerConfig
 from training.memory.meter import StorageMeter
 from training.run.optim.ema import EMA, ema_decay
-from training.run.optim.schedule import warmup_cosine
+from training.run.optim.schedule import Schedule, schedule_of, warmup_cosine, warmup_schedule
 
 
 def test_the_rate_warms_up_in_a_line_and_falls_like_a_cosine():
@@ -87,3 +88,59 @@ def test_the_average_of_bf16_weights_needs_one_float32_copy_at_a_time():
         held = meter.live
         ema.update(0)
     assert meter.peak - held == 4 * 64 * 64
+
+
+# ---- other schedules, and runs that were made longer -----------------------------------------------------------------
+
+
+def test_linear_and_cosine_fall_to_the_floor_and_stay_there():
+    linear = [warmup_schedule(step, 2, 10, "linear", 0.2) for step in range(13)]
+    assert linear == pytest.approx([1 / 3, 2 / 3, *(1 - 0.8 * k / 8 for k in range(8)), 0.2, 0.2, 0.2])
+    cosine = [warmup_schedule(step, 2, 10, "cosine", 0.2) for step in range(13)]
+    assert cosine[2:10] == pytest.approx([0.2 + 0.4 * (1 + math.cos(math.pi * k / 8)) for k in range(8)])
+    assert cosine[10:] == [0.2] * 3 and cosine[6] == pytest.approx(0.6)
+
+
+def test_the_constant_rate_knows_no_horizon():
+    assert [warmup_schedule(step, 2, 4, "constant") for step in range(8)] == pytest.approx([1 / 3, 2 / 3, *[1] * 6])
+
+
+def test_a_schedule_that_names_nothing_is_the_one_of_before_to_the_bit():
+    for warmup, horizon in [(0, 7), (3, 7), (20, 8)]:
+        options = OptimizerConfig(learning_rate=3e-4, warmup_steps=warmup)
+        rates = [schedule_of(options, horizon).rate(step) for step in range(10)]
+        assert rates == [3e-4 * former_cosine(step, warmup, horizon) for step in range(10)]
+
+
+def former_cosine(step, warmup, horizon):
+    """As it was before there were others."""
+    if step >= horizon:
+        return 0.0
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    return 0.5 * (1.0 + math.cos(math.pi * (step - warmup) / max(horizon - warmup, 1)))
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear"])
+def test_a_longer_run_has_the_rates_of_the_shorter_ones_up_to_their_ends(kind):
+    base = dict(peak=1.0, warmup=2, kind=kind, floor=0.1)
+    first, second = Schedule(horizon=10, **base), Schedule(horizon=16, **base)
+    stretched = Schedule(horizon=24, earlier=(10, 16), extension="stretch", **base)
+    assert [stretched.rate(s) for s in range(10)] == [first.rate(s) for s in range(10)]
+    assert [stretched.rate(s) for s in range(10, 16)] == [second.rate(s) for s in range(10, 16)]
+    assert [stretched.rate(s) for s in range(16, 26)] == [Schedule(horizon=24, **base).rate(s) for s in range(16, 26)]
+    flat = Schedule(horizon=24, earlier=(10,), extension="constant", **base)
+    assert [flat.rate(s) for s in range(10)] == [first.rate(s) for s in range(10)]
+    assert {flat.rate(s) for s in range(10, 26)} == {first.rate(9)} and first.rate(9) > 0.1
+
+
+def test_a_schedule_says_what_is_not_usual():
+    assert Schedule(1e-4, 20, 100).sentences(100) == []
+    assert Schedule(1e-4, 20, 100, "constant").sentences(100) == ["learning rate: constant, stays at its peak"]
+    assert Schedule(1e-4, 20, 50).sentences(100) == [
+        "from step 50 (optimizer.horizon_steps) on the learning rate is 0, and nothing is learnt any more"
+    ]
+    (said,) = Schedule(1e-4, 0, 200, earlier=(100,), extension="stretch").sentences(200)
+    assert "finished after 100 steps" in said and "over all 200 steps, so it jumps to 5e-05" in said
+    (said,) = Schedule(1e-4, 0, 200, earlier=(100,), extension="constant").sentences(200)
+    assert "goes on at its last rate, 2.47e-08" in said

@@ -69,7 +69,7 @@ def test_a_run_is_whole_without_any_of_the_extras(plain, configure, environment,
     code = f"""
 from training.__main__ import main
 assert main(["train", "--config", {str(tmp_path / "run.json")!r}]) == 0
-from training.config.train_config import LoRAConfig
+from training.config.sections import LoRAConfig
 from training.objectives.residual.lora import choose_adapters
 from training.config.network import UNetConfig
 shape = UNetConfig(latent_channels=3, block_channels=[32], transformer_depth=[0], middle_depth=0, heads=[1])
@@ -107,7 +107,7 @@ def test_a_broken_package_of_others_is_named_in_one_sentence(tmp_path, broken):
     )
     code = """
 import training.run.train, training.memory.model_estimate  # what the host imports at its start
-from training.config.train_config import LoRAConfig
+from training.config.sections import LoRAConfig
 from training.objectives.residual.lora import add_adapters, choose_adapters
 from training.config.network import UNetConfig
 from training.objectives.residual.unet import build_unet

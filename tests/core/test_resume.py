@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 import torch
 
-from training.config.train_config import Precision
+from training.config.choices import Precision
 from training.errors import BadInput
 from training.run.checkpoints.checkpoint import load_newest
 from training.run.report.journal import read as read_journal

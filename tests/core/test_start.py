@@ -7,8 +7,9 @@ import torch
 from pydantic import ValidationError
 
 from tests.core.starts import TEXT, write_start
+from training.config.identity import differences
 from training.config.start_file import start_file_hash
-from training.config.train_config import TrainConfig, differences
+from training.config.train_config import TrainConfig
 from training.data.batches import BatchSource
 from training.data.shards import RefinerDataset
 from training.errors import BadInput
@@ -81,12 +82,12 @@ def test_the_loss_of_a_network_that_predicts_nothing_is_as_told(start, dataset):
 def test_another_noise_scale_is_refused_and_its_own_is_not(go_on):
     with pytest.raises(BadInput, match="flow.noise_scale: expected auto, or the 0.3 that .* got 0.2: its network"):
         plan_of(go_on(flow__noise_scale=0.2))
-    assert plan_of(go_on(flow__noise_scale=0.3)).s == 0.3
+    assert plan_of(go_on(flow__noise_scale=0.3)).objective.s == 0.3
 
 
 def test_a_one_shot_refiner_stays_one(go_on, tmp_path):
     plan = plan_of(go_on(write_start(tmp_path / "b" / "refiner.safetensors", s=0.0)))
-    assert plan.s == 0 and plan.sigmas == [1.0, 0.0]
+    assert plan.objective.s == 0 and plan.objective.sigmas == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,8 @@ def test_another_text_encoder_is_one_sentence(go_on, build_pairs, tmp_path, text
 
 def test_a_latent_space_of_another_name_is_the_same_space(go_on, tmp_path):
     latent = {"name": "ChromaRadiance", "channels": 3, "scale": 1.0, "shift": 0.0, "downscale": 1}
-    assert plan_of(go_on(write_start(tmp_path / "b" / "refiner.safetensors", latent=latent))).start is not None
+    plan = plan_of(go_on(write_start(tmp_path / "b" / "refiner.safetensors", latent=latent)))
+    assert plan.objective.start is not None
 
 
 def test_what_is_in_the_file_is_the_identity_and_not_where_it_lies(go_on, start, tmp_path):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import Linear
 
-from training.config.train_config import HealthConfig
+from training.config.sections import HealthConfig
 from training.errors import TrainingFailed
 from training.precision import advice
 from training.precision.advice import training_advice

@@ -7,7 +7,9 @@ from typing import Any
 
 from ..errors import BadInput
 from ..storage.plain_json import RepeatedKey, parse_json
-from .train_config import MEANS_NOTHING_BY_ITSELF, OptimizerConfig, TrainConfig
+from .identity import MEANS_NOTHING_BY_ITSELF
+from .sections import OptimizerConfig
+from .train_config import TrainConfig
 
 __all__ = ["FIELDS", "build_options", "default_of"]
 

@@ -14,7 +14,8 @@ __all__ = ["complaint"]
 
 
 def complaint(error: ValidationError, model: type[BaseModel]) -> str:
-    """`first_error`, and for an unknown field the known one that is nearest to it: in its section, then anywhere."""
+    """`first_error`, and for an unknown field the known one that is nearest to it: of that very name, in its section,
+    then anywhere."""
     first = error.errors()[0]
     if first["type"] != "extra_forbidden":
         return first_error(error)
@@ -24,7 +25,8 @@ def complaint(error: ValidationError, model: type[BaseModel]) -> str:
     # sections count as names too: "optimiser" is no field of its own
     here += [field for field in {".".join(each.split(".")[:-1]) for each in known} if field and not section]
     last = {field.rpartition(".")[2]: field for field in [*known, *here]}  # here wins where a name is there twice
-    near = get_close_matches(name, [field.rpartition(".")[2] for field in here], 1) or get_close_matches(name, last, 1)
+    near = [name] if name in last else get_close_matches(name, [field.rpartition(".")[2] for field in here], 1)
+    near = near or get_close_matches(name, last, 1)
     meant = f"; perhaps {last[near[0]]} is meant" if near else ""
     value = first.get("input")
     got = "" if isinstance(value, dict) else f" (got {value!r})"

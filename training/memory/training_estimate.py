@@ -7,7 +7,7 @@ from functools import cached_property
 
 import torch
 
-from ..config.train_config import MOST_RANK
+from ..config.sections import MOST_RANK
 from ..errors import BadInput
 from .estimate import in_words
 from .machine import Machine, overhead

@@ -17,7 +17,7 @@ from torch import autocast as torch_autocast
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..config.network import PRESETS, UNetConfig
-from ..config.train_config import LoRAConfig
+from ..config.sections import LoRAConfig
 from ..errors import BadInput
 from ..errors.packages import needed
 from ..objectives.residual import flow

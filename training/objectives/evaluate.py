@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 STEP_COUNTS = (1, 2, 4, 8)
 FILTER_SIZE = 9
+FLOAT32 = 2
+"""Version of how held-out pairs are measured. 1: in the precision of the run, and SDXL's sizes were those of the whole
+pair."""
 FILTER_PAIRS, FILTER_CROP = 200, 256  # enough for 81 numbers, and a bound on the memory of the fit
 
 

@@ -27,7 +27,8 @@ from typing import IO, Any
 
 import torch
 
-from ..config.train_config import TrainConfig, differences
+from ..config.identity import differences
+from ..config.train_config import TrainConfig
 from ..data.loading import is_dead_loader
 from ..errors import BadInput, TrainingFailed
 from ..objectives.residual.file import load_meta

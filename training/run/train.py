@@ -21,8 +21,8 @@ from ..config.train_config import TrainConfig
 from ..data.batches import BatchSource
 from ..data.loading import batches as load_batches
 from ..data.shards import RefinerDataset
-from ..objectives.evaluate import Evaluation
-from ..objectives.residual.objective import choose_objective
+from ..objectives.choose import choose_objective
+from ..objectives.evaluate import FLOAT32, Evaluation
 from ..objectives.trainables import fill, trainables
 from ..precision.guard import FirstBadLayer
 from ..precision.scaling import needs_scaler
@@ -40,7 +40,7 @@ from .report.journal import Journal
 from .report.memory_log import MemoryLog
 from .report.page import PAGE, RunPage
 from .run_folder import RunFolder, this_run
-from .validation import MEASURES, Validation
+from .validation import Validation
 from .watch.health import StepHealth
 from .watch.leak_watch import LeakWatch, memory_of
 from .watch.nan_origin import find_origin, refuse_without_gradient
@@ -118,23 +118,24 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         observer.on_message(choice)
 
     # ---- network, optimizer, average ---------------------------------------------------------------------------
-    objective = choose_objective(config, plan, data)
+    objective = choose_objective(config, plan.objective, data, plan.compute)
     with folder.failures_told(lambda: (0, plan.total_steps)):
         data.verify(should_stop)
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to move
             torch.default_generator.manual_seed(config.seed)  # torch.manual_seed would move those of the GPUs, too
             net = objective.network()
-        torch.nn.Module.to(net, plan.device).train()  # diffusers' own `to` warns of an empty list
+        torch.nn.Module.to(net, plan.compute.device).train()  # diffusers' own `to` warns of an empty list
         ema = EMA(net, config.ema_decay)  # before the weights are rounded
-        torch.nn.Module.to(net, plan.weights)
+        torch.nn.Module.to(net, plan.compute.weights)
         if config.gradient_checkpointing:
             net.enable_gradient_checkpointing()  # diffusers passes use_reentrant=False
     parameters = trainables(net)
     optimizer = build_optimizer(config.optimizer, parameters, config.seed)
     exact = exact_weights(optimizer)
-    scaled = needs_scaler(plan.autocast or plan.weights, (parameter.dtype for parameter in parameters.values()))
-    scaler = torch.amp.GradScaler(plan.device.type, enabled=scaled)
-    health, times = StepHealth(config.health, optimizer, scaler, net), objective.times()
+    compute = plan.compute
+    scaled = needs_scaler(compute.autocast or compute.weights, (parameter.dtype for parameter in parameters.values()))
+    scaler = torch.amp.GradScaler(compute.device.type, enabled=scaled)
+    health, times = StepHealth(config.health, optimizer, scaler, net), objective.histogram()
     step, seconds = 0, 0.0
     run = this_run(config, data.content_hash)
     found, said = checkpoints.take_up(folder.checkpoints, run, parameters)
@@ -161,7 +162,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
 
     def save() -> None:
         epoch = plan.epoch_of(step, config.data.accumulation)
-        place = loop_state(epoch=epoch, seed=config.seed, journal=journal, device=plan.device, **next_up())
+        place = loop_state(epoch=epoch, seed=config.seed, journal=journal, device=plan.compute.device, **next_up())
         state = {"run": run, "seconds": seconds, "scaler": scaler.state_dict(), **place}
         state |= {"health": health.state(), "times": times.state(), "measures": validation.version}
         state |= {"average": average_of}
@@ -186,7 +187,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         """What went wrong first in the step at hand, by taking it once more."""
 
         def backward() -> None:
-            with closing(load_batches(source, next_up()["micro_step"], 0, plan.device)) as again:
+            with closing(load_batches(source, next_up()["micro_step"], 0, plan.compute.device)) as again:
                 for _ in range(config.data.accumulation):
                     weighted, _ = objective.loss(net, next(again))
                     (weighted / config.data.accumulation * scale).backward()
@@ -205,18 +206,18 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
             observer.on_message(sentence)
         if sentence := validation.begun_with(resumed.get("measures", 1)):
             observer.on_message(sentence)
-    batches = load_batches(source, next_up()["micro_step"], config.data.workers, plan.device)
+    batches = load_batches(source, next_up()["micro_step"], config.data.workers, plan.compute.device)
     saver = BackgroundSaver(folder.checkpoints, config.keep_checkpoints)
     every = config.validation.every or max(1, round(plan.micro_per_epoch / config.data.accumulation))
     show_every = max(1, plan.total_steps // 40)
-    watch = LeakWatch(lambda: memory_of(plan.device) if config.health.leak_watch else {})
+    watch = LeakWatch(lambda: memory_of(plan.compute.device) if config.health.leak_watch else {})
     sample_picture, started, began_at, seconds_before = None, time.monotonic(), step, seconds
     page: RunPage | None = None
     with (
         folder.failures_told(lambda: (step, plan.total_steps), lambda said: draw_page("failed", said)),
         closing(batches), closing(Journal(folder.path, step)) as journal, saver,
     ):
-        memory = MemoryLog(folder.path, step, plan.total_steps, lambda: memory_of(plan.device))
+        memory = MemoryLog(folder.path, step, plan.total_steps, lambda: memory_of(plan.compute.device))
         page = RunPage(folder.path, config, plan, data, journal, memory)
         folder.set_status("running", step, plan.total_steps)
         if journal.without_board:
@@ -266,7 +267,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
                 observer.on_message(remark)
             if observer.pictures and step % show_every == 0:
                 show_sample = sample_picture is not None and (step // show_every) % 2 == 1
-                curve = None if show_sample else reports.loss_picture(journal, plan.loss_of_nothing)
+                curve = None if show_sample else reports.loss_picture(journal, plan.objective.loss_of_nothing)
                 observer.on_picture(sample_picture if show_sample else curve)
             if plan.epoch_of(step, config.data.accumulation) > plan.epoch_of(before, config.data.accumulation):
                 save()
@@ -274,13 +275,13 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         health.refuse_nothing(step)
 
         # ---- the file ----------------------------------------------------------------------------------------------
-        objective.save(folder.refiner, ema.state_dict(), adapters=folder.lora)
+        objective.save(folder.refiner, ema.state_dict(), steps=plan.total_steps, adapters=folder.lora)
 
         # ---- evaluation and report ---------------------------------------------------------------------------------
         observer.on_message(f"Trained. Measuring {'the held-out' if data.held_out else 'some training'} pairs.")
         saved = objective.saved(folder.refiner, ema.net)
         measured = objective.evaluate(
-            saved, data.held_out or data.train[:4], version=MEASURES, on_pair=observer.on_measure,
+            saved, data.held_out or data.train[:4], version=FLOAT32, on_pair=observer.on_measure,
             should_stop=should_stop,
         )
         if should_stop():  # the last step is in a checkpoint: queued again, the run goes on right here

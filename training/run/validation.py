@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ..objectives.evaluate import FLOAT32
 from .report import report as reports
 
 if TYPE_CHECKING:
@@ -17,15 +18,12 @@ if TYPE_CHECKING:
 
     from ..config.train_config import TrainConfig
     from ..data.shards import RefinerDataset
-    from ..objectives.residual.objective import Objective
+    from ..objectives.base import Objective
     from .optim.ema import EMA
     from .plan import Plan
     from .report.journal import Journal
 
-__all__ = ["MEASURES", "Validation"]
-
-MEASURES = 2
-"""How held-out pairs are measured. 1: in the precision of the run, and SDXL's sizes were those of the whole pair."""
+__all__ = ["Validation"]
 
 
 @dataclass
@@ -40,12 +38,12 @@ class Validation:
     ema: EMA
     exact: Callable[[nn.Parameter], Tensor]
     parameters: dict[str, nn.Parameter]
-    version: int = MEASURES  # a run goes on as it began, so that its best is the best of like figures
+    version: int = FLOAT32  # a run goes on as it began, so that its best is the best of like figures
 
     def begun_with(self, version: int) -> str:
         """Go on measuring as a run that began with `version`; returns a sentence where that makes a difference."""
-        plan = self.plan
-        if version == MEASURES or not (plan.autocast or plan.adapters or plan.unet.pooled_dim):
+        unet, adapters = self.plan.objective.unet, self.plan.objective.adapters
+        if version == FLOAT32 or not (self.plan.compute.autocast or adapters or unet.pooled_dim):
             return ""
         self.version = version
         return (
@@ -60,8 +58,8 @@ class Validation:
         pairs = self.data.held_out[: config.validation.pictures]
         with self._averaged() as averaged:
             measured = self.objective.evaluate(
-                averaged, pairs, step_counts=(len(plan.sigmas) - 1,), sharpening=False, should_stop=should_stop,
-                version=self.version,
+                averaged, pairs, step_counts=(len(plan.objective.sigmas) - 1,), sharpening=False,
+                should_stop=should_stop, version=self.version,
             )
         if should_stop():  # broken off: half of the pairs are no measure
             return None
@@ -91,7 +89,7 @@ class Validation:
 
     @contextmanager
     def _unaveraged(self) -> Iterator[nn.Module]:
-        if self.plan.weights == torch.float32 or self.version < MEASURES:
+        if self.plan.compute.weights == torch.float32 or self.version < FLOAT32:
             yield self.net
         elif self._frozen_are_rounded():
             yield self.objective.merged({name: self.exact(parameter) for name, parameter in self.parameters.items()})
@@ -106,7 +104,8 @@ class Validation:
 
     def _frozen_are_rounded(self) -> bool:
         """Whether the network under the adapters is in bfloat16."""
-        return self.plan.adapters is not None and self.plan.weights != torch.float32 and self.version == MEASURES
+        adapted = self.plan.objective.adapters is not None
+        return adapted and self.plan.compute.weights != torch.float32 and self.version == FLOAT32
 
     @torch.no_grad()
     def _put(self, weight_of: Callable[[str], Any]) -> None:

@@ -27,7 +27,7 @@ from .unet import build_unet
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ...config.train_config import LoRAConfig
+    from ...config.sections import LoRAConfig
     from .start import Start
 
 __all__ = [

@@ -1,81 +1,42 @@
-"""What a run trains for: the loss of a batch, the network, the file and the measures. All else is shared (run.py)."""
+"""The objective of residual flow (flow.py): the network, the loss of a batch, the measures and the file."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ...config.train_config import TrainConfig
 from ...data.seeds import seeded_generator
-from ...data.shards import RefinerDataset
-from ...run.plan import Plan
-from ...run.validation import MEASURES
-from ..base import empty_conditioning, provenance
-from ..evaluate import Evaluation, cells_of_a_batch, evaluate
+from ..base import Compute, empty_conditioning, provenance
+from ..evaluate import FLOAT32, Evaluation, cells_of_a_batch, evaluate
 from ..histograms import TimesHistogram
-from ..sdxl_refiner.objective import SDXLRefinerObjective
 from . import flow
 from .file import RefinerMeta, save_refiner
 from .lora import add_adapters, merge, save_lora
 from .model import Refiner
 from .unet import build_unet
 
-__all__ = ["Objective", "batch_loss", "choose_objective"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
 
+    from ...config.train_config import TrainConfig
+    from ...data.shards import RefinerDataset
+    from .plan import ResidualPlan
 
-class Histogram(Protocol):
-    """Counts the times that a run was trained on; it travels in the checkpoints."""
-
-    def state(self) -> dict[str, Any]: ...
-    def restore(self, state: dict[str, Any]) -> None: ...
-    def as_json(self) -> dict[str, dict[str, int]]: ...
-
-
-class Objective(Protocol):
-    """What a run asks of its objective."""
-
-    def network(self) -> nn.Module:
-        """On the CPU, with the weights that training begins with; random ones are drawn from torch's generator."""
-
-    def times(self) -> Histogram: ...
-
-    def loss(self, net: nn.Module, batch: dict[str, Any], times: Any = None) -> tuple[Tensor, Tensor]:
-        """(what to differentiate, the plain mean loss) of one micro-batch; `times` counts what was drawn."""
-
-    def evaluate(self, net: nn.Module, indices: Sequence[int], *, version: int, **options: Any) -> Evaluation:
-        """Measures on the pairs `indices`, in float32; options are those of training/objectives/evaluate.py, version is
-        training/run/validation.py's."""
-
-    def merged(self, weights: dict[str, Tensor]) -> nn.Module:
-        """Of a LoRA run: the whole network in float32, on the run's device, with these adapters merged in."""
-
-    def save(
-        self, path: Path, weights: dict[str, Tensor], *, steps: int | None = None, adapters: Path | None = None
-    ) -> None:
-        """The finished file, whole or not there. weights: what was trained, by name; steps: of the training that made
-        them, None = all of the run; adapters: where those of a LoRA run go as well, alone."""
-
-    def saved(self, path: Path, averaged: nn.Module) -> nn.Module:
-        """The network that is in the file; `averaged` is the one that was saved."""
-
-
-def choose_objective(config: TrainConfig, plan: Plan, data: RefinerDataset) -> Objective:
-    kinds = {"residual": ResidualObjective, "sdxl_refiner": SDXLRefinerObjective}
-    return kinds[config.objective](config, plan, data)
+__all__ = ["ResidualFlow", "batch_loss"]
 
 
 @dataclass
-class ResidualObjective:
-    """The residual flow of training/refiner."""
+class ResidualFlow:
+    """|| net([x_t, b], 1000 t, text) - v / c_v ||^2: what separates the base's output from the target."""
 
     config: TrainConfig
-    plan: Plan
+    plan: ResidualPlan
     data: RefinerDataset
+    compute: Compute
 
     def network(self) -> nn.Module:
         net = build_unet(self.plan.unet)
@@ -85,13 +46,13 @@ class ResidualObjective:
             add_adapters(net, self.plan.adapters)
         return net
 
-    def times(self) -> TimesHistogram:
+    def histogram(self) -> TimesHistogram:
         return TimesHistogram(self.plan.grid)
 
     def loss(
-        self, net: nn.Module, batch: dict[str, Any], times: TimesHistogram | None = None
+        self, net: nn.Module, batch: dict[str, Any], histogram: TimesHistogram | None = None
     ) -> tuple[Tensor, Tensor]:
-        return batch_loss(self._at_work(net), self.plan, batch, self.config.seed, times)
+        return batch_loss(self._at_work(net), self.plan, batch, self.config.seed, histogram)
 
     def evaluate(self, net: nn.Module, indices: Sequence[int], *, version: int, **options: Any) -> Evaluation:
         plan, config = self.plan, self.config
@@ -99,11 +60,11 @@ class ResidualObjective:
         if plan.s == 0:
             # one-shot: it was never shown a state between the two ends
             options["step_counts"] = (1,) if options.get("step_counts", (1,)) else ()
-        at_work = Refiner(net, plan.s, plan.c_v, plan.autocast if version < MEASURES else None)
+        at_work = Refiner(net, plan.s, plan.c_v, self.compute.autocast if version < FLOAT32 else None)
         return evaluate(
-            at_work, self.data, indices, empty_conditioning(self.plan, self.data),
-            sigmas=plan.sigmas[:-1], crop=config.validation.crop, seed=config.seed, device=plan.device,
-            cells=cells_of_a_batch(config, self.data), told_whole=version < MEASURES,
+            at_work, self.data, indices, empty_conditioning(self.plan.unet, self.data),
+            sigmas=plan.sigmas[:-1], crop=config.validation.crop, seed=config.seed, device=self.compute.device,
+            cells=cells_of_a_batch(config, self.data), told_whole=version < FLOAT32,
             **{"shown_steps": steps, **options},
         )
 
@@ -112,29 +73,27 @@ class ResidualObjective:
         with torch.device("meta"):
             net = build_unet(plan.unet)
         net.load_state_dict(merge(plan.start.weights(), weights, plan.adapters), assign=True)
-        return nn.Module.to(net, plan.device).eval().requires_grad_(False)
+        return nn.Module.to(net, self.compute.device).eval().requires_grad_(False)
 
-    def save(
-        self, path: Path, weights: dict[str, Tensor], *, steps: int | None = None, adapters: Path | None = None
-    ) -> None:
+    def save(self, path: Path, weights: dict[str, Tensor], *, steps: int, adapters: Path | None = None) -> None:
         """Adapters are merged into the refiner that they were trained on."""
         plan, meta = self.plan, self._meta(steps)
         if plan.adapters:
             if adapters:
                 save_lora(adapters, weights, plan.adapters, plan.start, meta.training)
             weights = merge(plan.start.weights(), weights, plan.adapters)
-        save_refiner(path, weights, empty_conditioning(self.plan, self.data), meta)
+        save_refiner(path, weights, empty_conditioning(self.plan.unet, self.data), meta)
 
     def saved(self, path: Path, averaged: nn.Module) -> nn.Module:
         if not self.plan.adapters:
             return averaged
         merged = Refiner.from_file(path)[0].net  # in float32
-        return nn.Module.to(merged, self.plan.device)
+        return nn.Module.to(merged, self.compute.device)
 
     def _at_work(self, net: nn.Module) -> Refiner:
-        return Refiner(net, self.plan.s, self.plan.c_v, self.plan.autocast)
+        return Refiner(net, self.plan.s, self.plan.c_v, self.compute.autocast)
 
-    def _meta(self, steps: int | None) -> RefinerMeta:
+    def _meta(self, steps: int) -> RefinerMeta:
         config, plan, data = self.config, self.plan, self.data
         return RefinerMeta(
             unet=plan.unet,
@@ -156,18 +115,18 @@ class ResidualObjective:
 
 
 def batch_loss(
-    refiner: Refiner, plan: Plan, batch: dict[str, Any], seed: int, times: TimesHistogram | None = None
+    refiner: Refiner, plan: ResidualPlan, batch: dict[str, Any], seed: int, histogram: TimesHistogram | None = None
 ) -> tuple[Tensor, Tensor]:
     """(what to differentiate, the plain mean loss) of one micro-batch; they differ under Min-SNR weighting.
 
-    Its noise and times depend on (seed, absolute micro-step) alone. `times` counts the times drawn.
+    Its noise and times depend on (seed, absolute micro-step) alone. `histogram` counts the times drawn.
     """
     z, b = batch["z"], batch["b"]
     generator = seeded_generator(seed, "noise", int(batch["index"]))
     e = torch.randn(z.shape, generator=generator).to(z.device)
     drawn = flow.draw_times(len(z), plan.grid, plan.on_grid, generator)
-    if times is not None:
-        times.add(drawn)
+    if histogram is not None:
+        histogram.add(drawn)
     t = drawn.to(z.device)
     condition = {name: batch[name] for name in ("context", "pooled") if name in batch}
     if "context" not in condition:

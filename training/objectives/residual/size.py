@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ...config.network import UNetConfig
 from ...errors import BadInput
+from ..size import BASE_PARAMETERS, Size
 from .unet import build_unet
 
+__all__ = ["BASE_PARAMETERS", "LIMIT", "check_size", "count_parameters"]
+
 LIMIT = 0.30
-
-BASE_PARAMETERS = {
-    # UNet alone, as counted on the meta device from each model's published configuration
-    "SD1.5": 859_520_964,
-    "SDXL": 2_567_463_684,
-}
-
-
-@dataclass(frozen=True)
-class Size:
-    parameters: int
-    base: str | None
-    base_parameters: int | None
-
-    @property
-    def ratio(self) -> float | None:
-        """Refiner parameters / base parameters, or None where no base is named."""
-        return None if not self.base_parameters else self.parameters / self.base_parameters
-
-    def sentence(self) -> str:
-        if self.ratio is None:
-            return f"{self.parameters:,} parameters (no base model named, so no ratio)"
-        return f"{self.parameters:,} parameters, {self.ratio:.1%} of {self.base} ({self.base_parameters:,})"
 
 
 def count_parameters(config: UNetConfig) -> int:

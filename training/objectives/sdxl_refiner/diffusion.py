@@ -19,7 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...config.train_config import LAST_TIMESTEP
+from ...config.sections import LAST_TIMESTEP
 from ..residual.flow import expand
 
 TIMESTEPS = 1000

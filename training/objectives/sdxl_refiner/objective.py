@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ...data.seeds import seeded_generator
-from ...run.validation import MEASURES
-from ..base import empty_conditioning, provenance
-from ..evaluate import Evaluation, cells_of_a_batch, evaluate
+from ..base import Compute, empty_conditioning, provenance
+from ..evaluate import FLOAT32, Evaluation, cells_of_a_batch, evaluate
 from ..histograms import TimestepHistogram
 from ..residual import flow
 from . import diffusion
@@ -22,10 +20,11 @@ from .unet import build
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from ...config.train_config import TrainConfig
     from ...data.shards import RefinerDataset
-    from ...run.plan import Plan
+    from .plan import SDXLRefinerPlan
 
 __all__ = ["SDXLRefinerObjective"]
 
@@ -35,8 +34,9 @@ class SDXLRefinerObjective:
     """|| net(c_in (z + sigma e), k, text) - e ||^2 over timesteps k = 0..last. The bases serve for validation alone."""
 
     config: TrainConfig
-    plan: Plan
+    plan: SDXLRefinerPlan
     data: RefinerDataset
+    compute: Compute
 
     def network(self) -> nn.Module:
         """The network on the CPU, with the weights of refiner.start_from where one is given."""
@@ -49,19 +49,19 @@ class SDXLRefinerObjective:
         net.load_state_dict(read_weights(start, shapes, shape.layers_per_block), assign=True)
         return net
 
-    def times(self) -> TimestepHistogram:
+    def histogram(self) -> TimestepHistogram:
         return TimestepHistogram(self.config.sdxl_refiner.last_timestep)
 
     def loss(
-        self, net: nn.Module, batch: dict[str, Any], times: TimestepHistogram | None = None
+        self, net: nn.Module, batch: dict[str, Any], histogram: TimestepHistogram | None = None
     ) -> tuple[Tensor, Tensor]:
         """As the protocol has it; both are the plain mean. Depends on (seed, absolute micro-step) alone."""
         z = batch["z"]
         generator = seeded_generator(self.config.seed, "noise", int(batch["index"]))
         e = torch.randn(z.shape, generator=generator).to(z.device)
         drawn = diffusion.draw_timesteps(len(z), self.config.sdxl_refiner.last_timestep, generator)
-        if times is not None:
-            times.add(drawn)
+        if histogram is not None:
+            histogram.add(drawn)
         k = drawn.to(z.device)
         x = diffusion.state(z, e, diffusion.SIGMAS.to(z.device)[k])
         plain = flow.loss_per_sample(self._at_work(net).output(x, k, batch), e, 1.0).mean()
@@ -71,18 +71,16 @@ class SDXLRefinerObjective:
         """Base against refined against target: the base noised to the hand-over's sigma, then Euler steps down to 0."""
         config, plan = self.config, self.plan
         last = config.sdxl_refiner.last_timestep
-        empty = empty_conditioning(plan, self.data)
-        before = version < MEASURES
-        at_work = SDXLRefiner(net, config.sdxl_refiner.aesthetic_score, plan.autocast if before else None)
+        empty = empty_conditioning(plan.unet, self.data)
+        before = version < FLOAT32
+        at_work = SDXLRefiner(net, config.sdxl_refiner.aesthetic_score, self.compute.autocast if before else None)
         return evaluate(
             at_work, self.data, indices, empty, sigmas=plan.sigmas[:-1], crop=config.validation.crop,
-            seed=config.seed, device=plan.device, cells=cells_of_a_batch(config, self.data), told_whole=before,
+            seed=config.seed, device=self.compute.device, cells=cells_of_a_batch(config, self.data), told_whole=before,
             times_of=lambda steps: diffusion.sigmas(steps, last), **{"shown_steps": len(plan.sigmas) - 1, **options},
         )
 
-    def save(
-        self, path: Path, weights: dict[str, Tensor], *, steps: int | None = None, adapters: Path | None = None
-    ) -> None:
+    def save(self, path: Path, weights: dict[str, Tensor], *, steps: int, adapters: Path | None = None) -> None:
         """The file for the host's own loaders; weights under diffusers' names."""
         config, plan = self.config, self.plan
         training = provenance(config, plan, self.data, steps)
@@ -96,4 +94,4 @@ class SDXLRefinerObjective:
         raise NotImplementedError("this objective has no LoRA")
 
     def _at_work(self, net: nn.Module) -> SDXLRefiner:
-        return SDXLRefiner(net, self.config.sdxl_refiner.aesthetic_score, self.plan.autocast)
+        return SDXLRefiner(net, self.config.sdxl_refiner.aesthetic_score, self.compute.autocast)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import ValidationError
 
 from ...config.network import UNetConfig
 from ...errors import BadInput, first_error
-from ..residual.size import BASE_PARAMETERS, Size
+from ..base import ObjectivePlan
+from ..size import BASE_PARAMETERS, Size
 from . import diffusion
 from .unet import BOTH_ENCODERS, CONTEXT, POOLED, SHAPE, build
 
@@ -20,6 +22,25 @@ if TYPE_CHECKING:
 SHOWN_STEPS = 8
 _FIXED = ("latent_channels", "context_dim", "pooled_dim")  # of SDXL's latent space and of CLIP-G
 _SCALE = 0.13025  # of SDXL's latents; their shift is 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SDXLRefinerPlan(ObjectivePlan):
+    """It predicts unit noise, at all of its timesteps alike."""
+
+    @property
+    def handover(self) -> float:
+        """The sigma at which the refiner takes over from the base."""
+        return self.sigmas[0]
+
+    def report(self) -> dict[str, Any]:
+        return {"noise_scale": self.handover, "c_v": 1.0, "sigmas": self.sigmas}
+
+
+def plan_sdxl_refiner(config: TrainConfig, data: RefinerDataset, choices: list[str]) -> SDXLRefinerPlan:
+    """Each choice with its reason goes to the end of `choices`; BadInput where the dataset does not fit."""
+    unet, size = choose_network(config, data, choices)
+    return SDXLRefinerPlan(unet=unet, size=size, sigmas=choose_sigmas(config, choices))
 
 
 def choose_network(config: TrainConfig, data: RefinerDataset, choices: list[str]) -> tuple[UNetConfig, Size]:
@@ -52,15 +73,15 @@ def choose_network(config: TrainConfig, data: RefinerDataset, choices: list[str]
     return shape, size
 
 
-def choose_noise(config: TrainConfig, choices: list[str]) -> tuple[float, list[float]]:
-    """(sigma of the hand-over, sigmas of the validation with the final 0)."""
+def choose_sigmas(config: TrainConfig, choices: list[str]) -> list[float]:
+    """Those of the validation, from the hand-over's down to the final 0."""
     last = config.sdxl_refiner.last_timestep
     sigmas = diffusion.sigmas(SHOWN_STEPS, last).tolist()
     choices.append(
         f"predicts the noise at timesteps 0 to {last} of {diffusion.TIMESTEPS}; takes over from the base at sigma "
         f"{sigmas[0]:.4g}"
     )
-    return sigmas[0], sigmas
+    return sigmas
 
 
 def _check_data(data: RefinerDataset) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...config.train_config import differences
+from ...config.identity import differences
 from ...errors import BadInput
 from ...objectives.plain_names import plain_names
 from ...storage.checksums import seal, what_is_broken

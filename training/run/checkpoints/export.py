@@ -35,7 +35,7 @@ def export_checkpoint(
     missing or damaged, and where `out` is there already and `force` is not given.
     """
     from ...data.shards import RefinerDataset
-    from ...objectives.residual.objective import choose_objective
+    from ...objectives.choose import choose_objective
     from ..plan import make_plan
 
     if out.suffix != ".safetensors":
@@ -54,7 +54,8 @@ def export_checkpoint(
     if data.content_hash != data_hash:
         raise BadInput(f"--dataset: expected the dataset that this run was trained on, found another one at {place}.")
     plan = make_plan(config.model_copy(update={"device": "cpu"}), data, 1)
-    choose_objective(config, plan, data).save(out, found.ema, steps=found.step)
+    objective = choose_objective(config, plan.objective, data, plan.compute)
+    objective.save(out, found.ema, steps=found.step)
     return [*said, f"Exported the averaged weights of step {found.step} to {out}."]
 
 

@@ -70,8 +70,8 @@ def average_sentence(average_of: str, config: TrainConfig) -> str:
 
 def resumed_sentences(state: dict[str, Any], plan: Plan, config: TrainConfig, journal: Journal) -> list[str]:
     """What a person should know about a run that was taken up."""
-    now, same = _made_with(plan.device), "the result equals an uninterrupted run's."
-    if plan.device.type != "cpu" and not config.deterministic:
+    now, same = _made_with(plan.compute.device), "the result equals an uninterrupted run's."
+    if plan.compute.device.type != "cpu" and not config.deterministic:
         same = "its last bits may differ from an uninterrupted run's, since sums on this device do (deterministic)."
     other = [f"{name} {kept} -> {now[name]}" for name, kept in state["made_with"].items() if now.get(name) != kept]
     exact = (

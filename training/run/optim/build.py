@@ -12,7 +12,7 @@ from .bf16_adamw import BF16AdamW
 from .groups import decay_groups
 
 if TYPE_CHECKING:
-    from ...config.train_config import OptimizerConfig
+    from ...config.sections import OptimizerConfig
 
 __all__ = ["begin_from", "build_optimizer", "exact_weights"]
 

@@ -48,12 +48,10 @@ def write(
     _, losses = journal.series("loss")
     report = {
         "refiner": "refiner.safetensors",
-        "parameters": plan.size.parameters,
-        "base_ratio": plan.size.ratio,
+        "parameters": plan.objective.size.parameters,
+        "base_ratio": plan.objective.size.ratio,
         "choices": plan.choices,
-        "noise_scale": plan.s,
-        "c_v": plan.c_v,
-        "sigmas": plan.sigmas,
+        **plan.objective.report(),
         "dataset": {
             "content_hash": data.content_hash,
             "train": len(data.train),
@@ -84,16 +82,16 @@ def write(
     }
     if measured.pictures:
         write_whole(folder / "grid.png", as_png(screen_grid(measured.pictures)))
-    write_whole(folder / "loss.png", as_png(loss_picture(journal, plan.loss_of_nothing)))
+    write_whole(folder / "loss.png", as_png(loss_picture(journal, plan.objective.loss_of_nothing)))
     write_whole(folder / "report.json", json.dumps(report, indent=1) + "\n")
     return report
 
 
 def machine_of(plan: Plan) -> dict[str, Any]:
     """Where a run trains."""
-    gpu = {"gpu": torch.cuda.get_device_name(plan.device)} if plan.device.type == "cuda" else {}
+    gpu = {"gpu": torch.cuda.get_device_name(plan.compute.device)} if plan.compute.device.type == "cuda" else {}
     return {
-        "device": str(plan.device),
+        "device": str(plan.compute.device),
         **gpu,
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),

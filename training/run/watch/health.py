@@ -12,7 +12,7 @@ from .scaler_health import ScalerHealth
 if TYPE_CHECKING:
     import torch
 
-    from ...config.train_config import HealthConfig
+    from ...config.sections import HealthConfig
 
 __all__ = ["StepHealth"]
 
