@@ -24,7 +24,7 @@ from ....training.precision.resolve import DEFAULT
 from ....training.precision.sample_picture import sample_picture
 from ..clip.audit import AuditedCLIP, audit_clip, runs_of_clip
 from ..model.audit import AuditedModel, audit_model, check_sigmas, empty_conditioning, runs_of_model
-from ..patching.exact import exact_float32
+from ..patching.exact_float32 import exact_float32
 from ..progress import NodeProgress, raise_if_interrupted
 from ..vae.audit import AuditedVAE, audit_vae, frames_of, runs_of_vae
 

@@ -95,7 +95,7 @@ class RunPage:
         self._draw_text([figure.add_subplot(cell) for cell in spec], state, text, measured)
         spec = figure.add_gridspec(2, 4, wspace=0.26, hspace=0.36, **band(1, 0.7, 0.4, 0.6))
         charts = RunCharts(
-            self.journal, self.memory, self.plan.loss_of_nothing, self.config.optimizer.clip_norm, self._steps
+            self.journal, self.memory, self.plan.objective.loss_of_nothing, self.config.optimizer.clip_norm, self._steps
         )
         charts.draw(figure, spec, times, measured)
         if rows:
