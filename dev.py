@@ -68,12 +68,13 @@ def bring_chromium():
 def test(host: Path, full: bool, extra: list) -> int:
     bring_chromium()
     style = call([PYTHON, "-m", "ruff", "check", "--no-cache", "."])
+    types = call([PYTHON, "-m", "mypy"])
     # The script, not `python -m pytest`: that would put the root, with its `nodes`, at the front of sys.path.
     command = [BIN / "pytest", *(["-m", ""] if full else []), *extra]
     if extra:  # what was asked for, as it was asked for
         threads = os.environ.get("OMP_NUM_THREADS", "2")
-        return call(command, REF2V_HOST=str(host), OMP_NUM_THREADS=threads) or style
-    return tests_side_by_side(command, host) or style
+        return call(command, REF2V_HOST=str(host), OMP_NUM_THREADS=threads) or types or style
+    return tests_side_by_side(command, host) or types or style
 
 
 def tests_side_by_side(command: list, host: Path) -> int:
@@ -115,7 +116,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("setup", help="only the set-up")
     commands.add_parser("demo", help="train a refiner on the host's template pictures and refine one with it")
-    tests = commands.add_parser("test", help="style check and tests; after --, arguments for pytest")
+    tests = commands.add_parser("test", help="style, types and tests; after --, arguments for pytest")
     tests.add_argument("--full", action="store_true", help="also the slow tests")
     person = commands.add_parser("host", help="ComfyUI with this pack, for the browser; after --, its own options")
     person.add_argument("--port", type=int, default=8188)

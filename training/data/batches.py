@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from itertools import cycle, islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -124,7 +125,7 @@ class BatchSource(Dataset):
             self._item(i, corner, mirror, drop)
             for i, corner, mirror, drop in zip(members, corners, mirrored.tolist(), dropped.tolist(), strict=True)
         ]
-        batch = {name: torch.stack([item[name] for item in items]) for name in items[0]}
+        batch: dict[str, Any] = {name: torch.stack([item[name] for item in items]) for name in items[0]}
         height, width = (self.data.latent["downscale"] * side for side in batch["z"].shape[-2:])
         batch["time_ids"] = torch.tensor([[height, width, 0, 0, height, width]] * len(items), dtype=torch.float32)
         batch["index"] = index

@@ -63,7 +63,7 @@ class _Recording:
         self.started: list[multiprocessing.process.BaseProcess] = []
 
     def Process(self, *args: Any, **settings: Any) -> multiprocessing.process.BaseProcess:  # noqa: N802 (its name)
-        process = super().Process(*args, **settings)
+        process = super().Process(*args, **settings)  # type: ignore[misc]  # of the context beside it
         self.started.append(process)
         return process
 

@@ -120,7 +120,7 @@ def _load(image: Image.Image) -> None:
 def _upright(image: Image.Image) -> Image.Image:
     """The picture as it was held when it was taken. Junk in its EXIF is no fault of the picture: it stays as it is."""
     try:
-        turn = _TURNS.get(image.getexif().get(_ORIENTATION))
+        turn = _TURNS.get(image.getexif().get(_ORIENTATION, 1))
     except Exception:  # parsers of metadata fail in as many ways as decoders
         return image
     return image if turn is None else image.transpose(turn)

@@ -1,9 +1,9 @@
-"""Checkpoints of a run: one sealed folder a step, written beside and renamed, so that every one that is there is whole.
+"""Checkpoints of a run: one folder a step, checksums in it, written beside and renamed, so that what is there is whole.
 
     step-00000360/
         weights.safetensors  ema.safetensors  optimizer.safetensors
         state.json      what the loop needs beside tensors (training/run/checkpoints/resume.py)
-        SHA256SUMS      the seal, written last
+        SHA256SUMS      written last
     step-00000400.passed-over/      damaged when the run was taken up; nothing reads it again
 
 Tensors are safetensors and the rest is JSON. Nothing here opens a pickle.
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ...config.identity import differences
 from ...errors import BadInput
 from ...objectives.plain_names import plain_names
-from ...storage.checksums import seal, what_is_broken
+from ...storage.checksums import what_is_broken, write_checksums
 from ...storage.files import replace, sync_folder
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int, best: int | None = Non
                 save_file(cpu, beside / f"{name}.safetensors")
             state = {**checkpoint.state, "format": FORMAT, "version": VERSION, "step": checkpoint.step}
             (beside / STATE).write_text(json.dumps(state, sort_keys=True, indent=1) + "\n", encoding="utf-8")
-            seal(beside)
+            write_checksums(beside)
             if final.exists():
                 _remove(final)
             replace(beside, final)
@@ -253,7 +253,7 @@ def _pickles(folder: Path) -> list[str]:
 
 
 def _is_of_version_1(path: Path) -> bool:
-    """Whether this was written before there was a seal: sizes of the files in state.json."""
+    """Whether this was written before there were checksums: sizes of the files in state.json."""
     try:
         return isinstance(json.loads((path / STATE).read_text(encoding="utf-8"))["files"], dict)
     except (OSError, ValueError, KeyError, TypeError):

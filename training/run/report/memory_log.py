@@ -40,7 +40,7 @@ class MemoryLog:
     def series(self) -> dict[str, tuple[list[int], list[int]]]:
         """{name: (steps, bytes)}."""
         names = dict.fromkeys(name for line in self.lines for name in line if name != "step")
+        each = {name: [line for line in self.lines if name in line] for name in names}
         return {
-            name: tuple(zip(*((line["step"], line[name]) for line in self.lines if name in line), strict=True))
-            for name in names
+            name: ([line["step"] for line in lines], [line[name] for line in lines]) for name, lines in each.items()
         }
