@@ -16,11 +16,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent / "dev"))  # a package `dev` would be this file
 from installation import BASE, BIN, PYTHON, ROOT, set_up  # noqa: E402
+from suite import run_suite  # noqa: E402
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")  # as tests/host/browser.py
 
@@ -69,36 +69,11 @@ def test(host: Path, full: bool, extra: list) -> int:
     bring_chromium()
     style = call([PYTHON, "-m", "ruff", "check", "--no-cache", "."])
     types = call([PYTHON, "-m", "mypy"])
-    # The script, not `python -m pytest`: that would put the root, with its `nodes`, at the front of sys.path.
-    command = [BIN / "pytest", *(["-m", ""] if full else []), *extra]
-    if extra:  # what was asked for, as it was asked for
-        threads = os.environ.get("OMP_NUM_THREADS", "2")
-        return call(command, REF2V_HOST=str(host), OMP_NUM_THREADS=threads) or types or style
-    return tests_side_by_side(command, host) or types or style
-
-
-def tests_side_by_side(command: list, host: Path) -> int:
-    """The tests on the host, and beside them all others: each half computes in one thread and often waits.
-
-    The others' output comes when both are done. Returns the first exit code that is not 0.
-    """
-    environment = {"REF2V_HOST": str(host), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    on_host, others = [*command, "tests/host"], [*command, "tests", "--ignore=tests/host"]
-    print("The tests on the host run here, all others in a process beside it: their output comes last.", flush=True)
-    with tempfile.TemporaryFile() as output:
-        beside = subprocess.Popen(
-            [str(part) for part in others], cwd=ROOT, env={**os.environ, **environment}, stdout=output, stderr=output
-        )
-        try:
-            code = call(on_host, **environment)
-            code = beside.wait() or code
-        finally:
-            if beside.poll() is None:
-                beside.terminate()
-                beside.wait()
-            output.seek(0)
-            print(f"\nAll other tests:\n{output.read().decode(errors='replace')}", flush=True)
-    return code
+    if not extra:
+        return run_suite(host, full) or types or style
+    chosen = ["-m", ""] if full else []
+    threads = os.environ.get("OMP_NUM_THREADS", "2")
+    return call([BIN / "pytest", *chosen, *extra], REF2V_HOST=str(host), OMP_NUM_THREADS=threads) or types or style
 
 
 def serve(host: Path, port: int, extra: list) -> int:
@@ -116,7 +91,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("setup", help="only the set-up")
     commands.add_parser("demo", help="train a refiner on the host's template pictures and refine one with it")
-    tests = commands.add_parser("test", help="style, types and tests; after --, arguments for pytest")
+    tests = commands.add_parser("test", help="style, types and all tests; after --, arguments for a pytest of your own")
     tests.add_argument("--full", action="store_true", help="also the slow tests")
     person = commands.add_parser("host", help="ComfyUI with this pack, for the browser; after --, its own options")
     person.add_argument("--port", type=int, default=8188)

@@ -3,8 +3,10 @@
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -70,25 +72,53 @@ def test_a_browser_is_announced_before_it_is_installed_and_can_be_left_out(tmp_p
         assert "chromium" in called.read_text()
 
 
-@pytest.mark.parametrize(("host_ends", "others_end", "both_end"), [(0, 0, 0), (1, 0, 1), (0, 2, 2), (1, 2, 2)])
-def test_the_halves_of_the_tests_run_side_by_side_and_either_can_fail(host_ends, others_end, both_end, tmp_path):
-    """A child in pytest's place that waits for its sibling, tells which tests it was asked for, and ends as asked."""
+@pytest.fixture(scope="module")
+def suite():
+    sys.path.append(str(ROOT / "dev"))  # as dev.py does
+    return importlib.import_module("suite")
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_every_test_is_in_one_part_of_the_suite(suite, full):
+    others, server, *beside = suite.parts(full).values()
+    assert [others[-2:], server[-1]] == [["tests", "--ignore=tests/host"], "tests/host"]
+    files = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tests" / "host").glob("test_*.py"))
+    assert sorted(file for part in beside for file in part[2:]) == files and all(part[2:] for part in beside)
+    marked = "" if full else "not full and "
+    assert [part[1] for part in (server, *beside)] == [f"{marked}server", f"{marked}not server", f"{marked}not server"]
+    assert others[:2] == ["-m", "" if full else "not full"]
+
+
+@pytest.mark.parametrize(("ends", "code"), [((0, 0, 0), 0), ((0, 0, 3), 3), ((1, 0, 2), 1)])
+def test_parts_run_two_at_a_time_and_any_can_fail(suite, capfd, tmp_path, ends, code):
+    """Children in pytest's place: the first two wait for each other, and all say something and end as asked."""
     child = (
-        "import os, sys, time\n"
-        "mine = 'others' if '--ignore=tests/host' in sys.argv else 'host'\n"
-        "other = {'others': 'host', 'host': 'others'}[mine]\n"
-        f"open(os.path.join({str(tmp_path)!r}, mine), 'w').close()\n"
-        f"while not os.path.exists(os.path.join({str(tmp_path)!r}, other)): time.sleep(0.01)\n"
-        "print(mine, 'asked for', *sys.argv[1:], 'in', os.environ['OMP_NUM_THREADS'], flush=True)\n"
-        f"sys.exit({others_end} if mine == 'others' else {host_ends})\n"
+        "import pathlib, sys, time\n"
+        f"folder, mine, end = pathlib.Path({str(tmp_path)!r}), sys.argv[1], int(sys.argv[2])\n"
+        "(folder / mine).touch()\n"
+        "while mine != '2' and not (folder / str(1 - int(mine))).exists(): time.sleep(0.01)\n"
+        "print('part', mine, 'is through')\n"
+        "sys.exit(end)\n"
     )
+    wanted = {f"no. {k}": [str(k), str(end)] for k, end in enumerate(ends)}
+    assert suite.run_parts([sys.executable, "-c", child], wanted, dict(os.environ)) == code
+    said = capfd.readouterr().out
+    for k, end in enumerate(ends):
+        assert f"exit code {end}\npart {k} is through\n" in said
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a process group of its own gets Ctrl-C otherwise there")
+def test_after_ctrl_c_no_further_part_begins(suite, tmp_path):
+    child = f"import pathlib, sys, time; pathlib.Path({str(tmp_path)!r}, sys.argv[1]).touch(); time.sleep(60)"
     code = (
-        "import pathlib, runpy, sys\n"
-        f"run = runpy.run_path({str(ROOT / 'dev.py')!r})['tests_side_by_side']\n"
-        f"sys.exit(run([sys.executable, '-c', {child!r}], pathlib.Path('host')))\n"
+        f"import sys; sys.path.append({str(ROOT / 'dev')!r}); import suite\n"
+        f"parts = {{name: [name] for name in ('a', 'b', 'c')}}\n"
+        f"sys.exit(suite.run_parts([sys.executable, '-c', {child!r}], parts, {{}}))\n"
     )
-    env = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
-    assert ran.returncode == both_end, ran.stderr
-    assert "host asked for tests/host in 1\n" in ran.stdout
-    assert ran.stdout.endswith("All other tests:\nothers asked for tests --ignore=tests/host in 1\n\n")
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as process:
+        while not all((tmp_path / name).exists() for name in ("a", "b")):
+            assert process.poll() is None
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(60) != 0
+    assert not (tmp_path / "c").exists()

@@ -10,7 +10,7 @@ from tests.host.browser import HOW_TO_INSTALL, find_chromium, front_end, newest_
 from tests.host.conftest import STATE
 from tests.host.server import PACK_NAME, HostServer
 
-pytestmark = pytest.mark.skipif(find_chromium() is None, reason=HOW_TO_INSTALL)
+pytestmark = [pytest.mark.skipif(find_chromium() is None, reason=HOW_TO_INSTALL), pytest.mark.server]
 
 NODE = 1
 ATTENTION = {
