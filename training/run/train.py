@@ -84,7 +84,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
     if folder.is_finished():
         message = f"Run {folder.path.name!r} was finished before with this very configuration and data: reused."
         observer.on_message(message)
-        return RunResult("reused", folder.path, folder.refiner, reports.read(folder.report), message)
+        return RunResult("reused", folder.path, folder.refiner, reports.read_report(folder.report), message)
     (folder.path / PAGE).unlink(missing_ok=True)  # of an earlier start; this one draws its own
     for choice in plan.choices:
         observer.on_message(choice)
