@@ -1,8 +1,6 @@
-"""Tables in reports stay tables where text is read as Markdown."""
+"""Tables in reports are tables where text is read as Markdown, and on a terminal."""
 
-import importlib.util
 from itertools import takewhile
-from pathlib import Path
 
 import pytest
 
@@ -13,28 +11,11 @@ from training.memory.models import PRESETS
 from training.memory.network_estimate import estimate_network
 from training.memory.training_estimate import TrainingQuestion, estimate_training
 
-FILE = Path(__file__).resolve().parents[2] / "nodes" / "host" / "columns.py"
-spec = importlib.util.spec_from_file_location("columns", FILE)
-columns = importlib.util.module_from_spec(spec)
-
 ESTIMATES = {
     "attention": lambda: estimate_attention(PRESETS["SD1.5"], 768, 768, planned_machine(8)),
     "model": lambda: estimate_network("pixel-small", 64, 64, planned_machine(8)),
     "training": lambda: estimate_training(TrainingQuestion("pixel-small", 64, 64), planned_machine(8)),
 }
-
-spec.loader.exec_module(columns)
-
-
-def test_rows_become_a_code_block_and_sentences_do_not():
-    text = "It fits.\n\npart   bytes\nMODEL  12\n\nOne  lonely line.\nThe end."
-    wanted = "It fits.\n\n```\npart   bytes\nMODEL  12\n```\n\nOne  lonely line.\nThe end."
-    assert columns.keep_columns(text) == wanted
-
-
-def test_nothing_is_lost():
-    text = "a  b\nc  d"
-    assert columns.keep_columns(text).replace("```\n", "").replace("\n```", "") == text
 
 
 @pytest.mark.parametrize("estimate", ["attention", "model", "training"])
