@@ -84,7 +84,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
     if folder.is_finished():
         message = f"Run {folder.path.name!r} was finished before with this very configuration and data: reused."
         observer.on_message(message)
-        return RunResult("reused", folder.path, folder.refiner, reports.read(folder.report), message)
+        return RunResult("reused", folder.path, folder.refiner, reports.read_report(folder.report), message)
     (folder.path / PAGE).unlink(missing_ok=True)  # of an earlier start; this one draws its own
     for choice in plan.choices:
         observer.on_message(choice)
@@ -129,7 +129,8 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
     feed = BatchFeed(
         load_batches(source, state.step * micro + rank, config.data.workers, world.device, every=ranks)
     )
-    every = config.validation.every or max(1, round(plan.micro_per_epoch / micro))
+    asked, once_an_epoch = config.validation.every, max(1, round(plan.micro_per_epoch / micro))
+    every = asked if isinstance(asked, int) and asked else once_an_epoch
     watch, leak = LeakWatch(lambda: memory_of(world.device) if config.health.leak_watch else {}), None
     started = time.monotonic()
 
@@ -207,7 +208,7 @@ def _build_network(objective: Objective, config: TrainConfig, compute: Compute) 
             torch.default_generator.manual_seed(config.seed)  # torch.manual_seed would move those of the GPUs, too
             return objective.first_weights()
 
-        net = build_on(compute.device, objective.network, weights).train()
+        net: Any = build_on(compute.device, objective.network, weights).train()
     ema = EMA(net, config.ema_decay)  # before the weights are rounded
     nn.Module.to(net, compute.weights)  # diffusers' own `to` warns of an empty list
     if config.gradient_checkpointing:
