@@ -33,8 +33,8 @@ def parts(full: bool) -> dict[str, list[str]]:
     return {
         "all but those on the host": [*that_are(""), "tests", "--ignore=tests/host"],
         "on a booted host": [*that_are("server"), "tests/host"],
-        "on the host's modules, a to m": [*that_are("not server"), *first],
         "on the host's modules, n to z": [*that_are("not server"), *second],
+        "on the host's modules, a to m": [*that_are("not server"), *first],
     }
 
 
