@@ -12,7 +12,7 @@ from PIL import Image
 from training.errors import TrainingFailed
 from training.objectives.histograms import TimestepHistogram
 from training.objectives.residual import flow
-from training.run.report.charts import draw_times
+from training.run.report.charts import chart_times
 from training.run.report.journal import read as read_journal
 from training.run.report.labels import duration, measure_label, row_label
 from training.run.report.memory_log import MemoryLog
@@ -200,7 +200,7 @@ def test_the_memory_log_goes_on_where_the_run_does(tmp_path):
     log = MemoryLog(tmp_path, 0, 800, lambda: {"allocated": 7, "reserved": 9})
     for step in range(1, 13):
         log.look(step)
-    assert log.series() == {"allocated": ((4, 8, 12), (7, 7, 7)), "reserved": ((4, 8, 12), (9, 9, 9))}
+    assert log.series() == {"allocated": ([4, 8, 12], [7, 7, 7]), "reserved": ([4, 8, 12], [9, 9, 9])}
     again = MemoryLog(tmp_path, 8, 800, lambda: {"allocated": 5, "reserved": 6})
     again.look(12)
     lines = [json.loads(text) for text in (tmp_path / "memory.jsonl").read_text().splitlines()]
@@ -224,7 +224,7 @@ def test_timesteps_of_sdxls_refiner_are_drawn():
     times = TimestepHistogram(199)
     times.add(torch.arange(0, 200, 3))
     axes = Figure().add_subplot()
-    draw_times(axes, times.as_json())
+    chart_times(axes, times.as_json())
     assert sum(patch.get_height() for patch in axes.patches) == 67 and axes.get_xlabel() == "timestep"
 
 

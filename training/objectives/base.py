@@ -63,15 +63,28 @@ class Objective(Protocol):
     """What a run trains for: the network, the loss of a batch, the measures and the file. All else is shared."""
 
     def network(self) -> nn.Module:
-        """On the CPU, with the weights that training begins with; random ones are drawn from torch's generator."""
+        """What is trained, with its adapters; its weights are not yet those of the run, and it may be built under
+        torch.device("meta")."""
+
+    def first_weights(self) -> dict[str, Tensor]:
+        """All tensors of the network as training begins, float32 on the CPU; random ones are drawn from torch's
+        generator."""
 
     def histogram(self) -> Histogram: ...
 
     def loss(self, net: nn.Module, batch: dict[str, Any], histogram: Any = None) -> tuple[Tensor, Tensor]:
         """(what to differentiate, the plain mean loss) of one micro-batch; `histogram` counts the times drawn."""
 
-    def evaluate(self, net: nn.Module, indices: Sequence[int], *, version: int, **options: Any) -> Evaluation:
-        """Measures on the pairs `indices`, in float32; options and version are those of objectives/evaluate.py."""
+    def evaluate(
+        self,
+        net: nn.Module,
+        indices: Sequence[int],
+        *,
+        version: int,
+        dtype: torch.dtype = torch.float32,
+        **options: Any,
+    ) -> Evaluation:
+        """Measures on the pairs `indices`; dtype: of the weights. Options and version: objectives/evaluate.py."""
 
     def merged(self, weights: dict[str, Tensor]) -> nn.Module:
         """Of a LoRA run: the whole network in float32, on the run's device, with these adapters merged in."""

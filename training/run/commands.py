@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from ..config.train_config import TrainConfig
 
-__all__ = ["declare"]
+__all__ = ["add_commands"]
 
 
-def declare(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     """Add both to `commands`, which `argparse.ArgumentParser.add_subparsers` gave; `execute` of the parsed options runs
     the one that was named and returns the exit status.
     """
@@ -51,8 +51,13 @@ def _train(options: argparse.Namespace) -> int:
 
     config = _read_config(options)
     stop: list[bool] = []
+
+    def stop_after_this_step(*_: object) -> None:
+        stop.append(True)
+        signal.signal(signal.SIGINT, previous)
+
     # the first Ctrl-C ends the run after its step, with a whole checkpoint; a second one falls back to Python's own
-    previous = signal.signal(signal.SIGINT, lambda *_: (stop.append(True), signal.signal(signal.SIGINT, previous)))
+    previous = signal.signal(signal.SIGINT, stop_after_this_step)
     terminal = _Terminal()
     try:
         result = train(config, terminal, lambda: bool(stop))

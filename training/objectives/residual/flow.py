@@ -49,8 +49,9 @@ def velocity_scale(residual_rms: float, s: float) -> float:
 
 
 def loss_per_sample(output: Tensor, v: Tensor, c_v: float) -> Tensor:
-    """|| net - v / c_v ||^2, averaged over each sample: [B]. In float32 whatever the network computes in."""
-    return (output.float() - v.float() / c_v).square().flatten(1).mean(1)
+    """|| net - v / c_v ||^2, averaged over each sample: [B]. In float32 at least, whatever the network computes in."""
+    wide = torch.promote_types(torch.promote_types(output.dtype, v.dtype), torch.float32)
+    return (output.to(wide) - v.to(wide) / c_v).square().flatten(1).mean(1)
 
 
 def min_snr_weight(t: Tensor, s: float, residual_rms: float, gamma: float) -> Tensor:

@@ -40,11 +40,17 @@ class ResidualFlow:
 
     def network(self) -> nn.Module:
         net = build_unet(self.plan.unet)
+        if self.plan.adapters:
+            add_adapters(net, self.plan.adapters)
+        return net
+
+    def first_weights(self) -> dict[str, Tensor]:
+        net = build_unet(self.plan.unet)
         if self.plan.start:
             self.plan.start.fill(net)
         if self.plan.adapters:
             add_adapters(net, self.plan.adapters)
-        return net
+        return net.state_dict()
 
     def histogram(self) -> TimesHistogram:
         return TimesHistogram(self.plan.grid)
@@ -54,13 +60,22 @@ class ResidualFlow:
     ) -> tuple[Tensor, Tensor]:
         return batch_loss(self._at_work(net), self.plan, batch, self.config.seed, histogram)
 
-    def evaluate(self, net: nn.Module, indices: Sequence[int], *, version: int, **options: Any) -> Evaluation:
+    def evaluate(
+        self,
+        net: nn.Module,
+        indices: Sequence[int],
+        *,
+        version: int,
+        dtype: torch.dtype = torch.float32,
+        **options: Any,
+    ) -> Evaluation:
         plan, config = self.plan, self.config
         steps = len(plan.sigmas) - 1
         if plan.s == 0:
             # one-shot: it was never shown a state between the two ends
             options["step_counts"] = (1,) if options.get("step_counts", (1,)) else ()
-        at_work = Refiner(net, plan.s, plan.c_v, self.compute.autocast if version < FLOAT32 else None)
+        autocast = self.compute.autocast if version < FLOAT32 else None
+        at_work = Refiner(net, plan.s, plan.c_v, autocast, dtype)
         return evaluate(
             at_work, self.data, indices, empty_conditioning(self.plan.unet, self.data),
             sigmas=plan.sigmas[:-1], crop=config.validation.crop, seed=config.seed, device=self.compute.device,
@@ -72,13 +87,14 @@ class ResidualFlow:
         plan = self.plan
         with torch.device("meta"):
             net = build_unet(plan.unet)
+        assert plan.start and plan.adapters  # only a run of adapters is asked
         net.load_state_dict(merge(plan.start.weights(), weights, plan.adapters), assign=True)
         return nn.Module.to(net, self.compute.device).eval().requires_grad_(False)
 
     def save(self, path: Path, weights: dict[str, Tensor], *, steps: int, adapters: Path | None = None) -> None:
         """Adapters are merged into the refiner that they were trained on."""
         plan, meta = self.plan, self._meta(steps)
-        if plan.adapters:
+        if plan.adapters and plan.start:
             if adapters:
                 save_lora(adapters, weights, plan.adapters, plan.start, meta.training)
             weights = merge(plan.start.weights(), weights, plan.adapters)
@@ -91,7 +107,7 @@ class ResidualFlow:
         return nn.Module.to(merged, self.compute.device)
 
     def _at_work(self, net: nn.Module) -> Refiner:
-        return Refiner(net, self.plan.s, self.plan.c_v, self.compute.autocast)
+        return Refiner(net, self.plan.s, self.plan.c_v, self.compute.autocast, self.compute.weights)
 
     def _meta(self, steps: int) -> RefinerMeta:
         config, plan, data = self.config, self.plan, self.data
@@ -128,7 +144,7 @@ def batch_loss(
     if histogram is not None:
         histogram.add(drawn)
     t = drawn.to(z.device)
-    condition = {name: batch[name] for name in ("context", "pooled") if name in batch}
+    condition: dict[str, Tensor] = {name: batch[name] for name in ("context", "pooled") if name in batch}
     if "context" not in condition:
         condition["context"] = torch.zeros(len(z), 1, plan.unet.context_dim, device=z.device)
     if plan.unet.pooled_dim:

@@ -39,15 +39,17 @@ class SDXLRefinerObjective:
     compute: Compute
 
     def network(self) -> nn.Module:
-        """The network on the CPU, with the weights of refiner.start_from where one is given."""
+        return build(self.plan.unet)
+
+    def first_weights(self) -> dict[str, Tensor]:
+        """Those of refiner.start_from where one is given."""
         start, shape = self.config.refiner.start_from, self.plan.unet
         if start is None:
-            return build(shape)
+            return build(shape).state_dict()
         with torch.device("meta"):
             net = build(shape)
         shapes = {name: tensor.shape for name, tensor in net.state_dict().items()}
-        net.load_state_dict(read_weights(start, shapes, shape.layers_per_block), assign=True)
-        return net
+        return read_weights(start, shapes, shape.layers_per_block)
 
     def histogram(self) -> TimestepHistogram:
         return TimestepHistogram(self.config.sdxl_refiner.last_timestep)
@@ -67,13 +69,22 @@ class SDXLRefinerObjective:
         plain = flow.loss_per_sample(self._at_work(net).output(x, k, batch), e, 1.0).mean()
         return plain, plain.detach()
 
-    def evaluate(self, net: nn.Module, indices: Sequence[int], *, version: int, **options: Any) -> Evaluation:
+    def evaluate(
+        self,
+        net: nn.Module,
+        indices: Sequence[int],
+        *,
+        version: int,
+        dtype: torch.dtype = torch.float32,
+        **options: Any,
+    ) -> Evaluation:
         """Base against refined against target: the base noised to the hand-over's sigma, then Euler steps down to 0."""
         config, plan = self.config, self.plan
         last = config.sdxl_refiner.last_timestep
         empty = empty_conditioning(plan.unet, self.data)
         before = version < FLOAT32
-        at_work = SDXLRefiner(net, config.sdxl_refiner.aesthetic_score, self.compute.autocast if before else None)
+        autocast = self.compute.autocast if before else None
+        at_work = SDXLRefiner(net, config.sdxl_refiner.aesthetic_score, autocast, dtype)
         return evaluate(
             at_work, self.data, indices, empty, sigmas=plan.sigmas[:-1], crop=config.validation.crop,
             seed=config.seed, device=self.compute.device, cells=cells_of_a_batch(config, self.data), told_whole=before,
@@ -94,4 +105,5 @@ class SDXLRefinerObjective:
         raise NotImplementedError("this objective has no LoRA")
 
     def _at_work(self, net: nn.Module) -> SDXLRefiner:
-        return SDXLRefiner(net, self.config.sdxl_refiner.aesthetic_score, self.compute.autocast)
+        score = self.config.sdxl_refiner.aesthetic_score
+        return SDXLRefiner(net, score, self.compute.autocast, self.compute.weights)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...config.choices import Rounding
 from .noise import bits_of
-from .rounding import join, round_stochastically, split
+from .rounding import join_float32, round_stochastically, split_float32
 
 __all__ = ["adamw_", "step_coefficients", "update_"]
 
@@ -38,19 +39,20 @@ def adamw_(p: Tensor, g: Tensor, m: Tensor, v: Tensor, coefficients: tuple[float
 
 
 def update_(
-    w: Tensor, rest: Tensor | None, g: Tensor, m: Tensor, v: Tensor, coefficients: tuple[float | Tensor, ...],
-    first: Tensor | int, second: Tensor | int, index: Tensor | None, rounding: Rounding | None,
+    w: Tensor, rest: Any, g: Tensor, m: Tensor, v: Tensor, coefficients: tuple[float | Tensor, ...],
+    first: Tensor | int, second: Tensor | int, index: Any, rounding: Rounding | None,
 ) -> None:
     """AdamW in place on flat tensors, the whole update in float32 and rounded once.
 
     w: weights in bfloat16, or in float32 with rounding None; rest: what `rounding` keeps beside them ("kahan": int16,
     "master": float32, else None); g in any float dtype; m, v: float32, or bfloat16, which is rounded stochastically;
-    first, second: a stream key, one for all or one an element; index: of each element in its parameter, None = 0...
+    first, second: a stream key, one for all or one an element; index: a tensor, of each element in its parameter; None
+    = 0...
     """
     if rounding == "master":
         p = rest
     elif rounding == "kahan":
-        p = join(w, rest)
+        p = join_float32(w, rest)
     else:
         p = w.float()
     m32, v32 = m.float(), v.float()
@@ -65,7 +67,7 @@ def update_(
     if rounding == "stochastic":
         w.copy_(round_stochastically(p, bits_of(index, first, second)))
     elif rounding == "kahan":
-        nearest, dropped = split(p)
+        nearest, dropped = split_float32(p)
         w.copy_(nearest)
         rest.copy_(dropped)
     elif rounding == "master":
