@@ -26,15 +26,16 @@ from ..objectives.evaluate import FLOAT32, Evaluation
 from ..objectives.trainables import fill, trainables
 from ..precision.guard import FirstBadLayer
 from ..precision.scaling import needs_scaler
+from ..precision.speed import has_tf32
+from .cadence import CheckpointCadence
 from .checkpoints import checkpoint as checkpoints
 from .checkpoints.background import BackgroundSaver
 from .checkpoints.checkpoint import Checkpoint
 from .checkpoints.resume import EXACT, ROUNDED, average_sentence, loop_state, refuse_other_position, resumed_sentences
 from .optim.build import begin_from, build_optimizer, exact_weights
 from .optim.ema import EMA
-from .optim.schedule import warmup_cosine
-from .plan import Plan, make_plan, pace_remark
-from .process_settings import run_settings
+from .plan import make_plan, pace_remark
+from .process_settings import run_settings, tf32_allowed
 from .report import report as reports
 from .report.journal import Journal
 from .report.memory_log import MemoryLog
@@ -105,10 +106,12 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         flip=config.data.mirror,
         caption_dropout=config.data.caption_dropout,
     )
+    config = folder.extended(config, config.total_steps(source.per_epoch))
     plan = make_plan(config, data, source.per_epoch)
+    config = config.model_copy(update={"precision": plan.precision})  # what "auto" came to is part of the run
 
     # ---- the same run before? ----------------------------------------------------------------------------------
-    folder.claim(config, data.content_hash)
+    folder.claim(config, data.content_hash, plan.total_steps)
     if folder.is_finished():
         message = f"Run {folder.path.name!r} was finished before with this very configuration and data: reused."
         observer.on_message(message)
@@ -127,8 +130,11 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         torch.nn.Module.to(net, plan.compute.device).train()  # diffusers' own `to` warns of an empty list
         ema = EMA(net, config.ema_decay)  # before the weights are rounded
         torch.nn.Module.to(net, plan.compute.weights)
+        if config.channels_last:
+            torch.nn.Module.to(net, memory_format=torch.channels_last)
         if config.gradient_checkpointing:
             net.enable_gradient_checkpointing()  # diffusers passes use_reentrant=False
+    network = torch.compile(net) if config.compile else net  # the same weights; `net` is asked everything but the loss
     parameters = trainables(net)
     optimizer = build_optimizer(config.optimizer, parameters, config.seed)
     exact = exact_weights(optimizer)
@@ -138,7 +144,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
     health, times = StepHealth(config.health, optimizer, scaler, net), objective.histogram()
     step, seconds = 0, 0.0
     run = this_run(config, data.content_hash)
-    found, said = checkpoints.take_up(folder.checkpoints, run, parameters)
+    found, said = checkpoints.take_up(folder.checkpoints, run, parameters, folder.earlier())
     for sentence in said:
         observer.on_message(sentence)
     if found:
@@ -158,7 +164,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
     names = {parameter: name for name, parameter in parameters.items()}
 
     def next_up() -> dict[str, Any]:
-        return {"micro_step": step * config.data.accumulation, "learning_rate": _rate(config, plan, step)}
+        return {"micro_step": step * config.data.accumulation, "learning_rate": plan.schedule.rate(step)}
 
     def save() -> None:
         epoch = plan.epoch_of(step, config.data.accumulation)
@@ -169,6 +175,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         tensors = checkpoints.optimizer_tensors(optimizer, names)
         best = journal.best("validation/loss") if config.keep_best else None
         saver.save(Checkpoint(step, parameters, ema.state_dict(), tensors, state), best)
+        cadence.saved(time.monotonic())
 
     def stopped() -> RunResult:
         saver.wait()
@@ -201,14 +208,14 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
     validation = Validation(config, plan, data, objective, net, ema, exact, parameters)
     average_of = resumed.get("average", ROUNDED) if resumed else EXACT
     if resumed:
-        refuse_other_position(resumed, **next_up())
+        refuse_other_position(resumed, run, **next_up())
         if sentence := average_sentence(average_of, config):
             observer.on_message(sentence)
         if sentence := validation.begun_with(resumed.get("measures", 1)):
             observer.on_message(sentence)
     batches = load_batches(source, next_up()["micro_step"], config.data.workers, plan.compute.device)
     saver = BackgroundSaver(folder.checkpoints, config.keep_checkpoints)
-    every = config.validation.every or max(1, round(plan.micro_per_epoch / config.data.accumulation))
+    cadence = CheckpointCadence(config.checkpoint, time.monotonic())
     show_every = max(1, plan.total_steps // 40)
     watch = LeakWatch(lambda: memory_of(plan.compute.device) if config.health.leak_watch else {})
     sample_picture, started, began_at, seconds_before = None, time.monotonic(), step, seconds
@@ -226,7 +233,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
             observer.on_message(sentence)
         while True:
             # Validation comes before the step: one that a stop broke off is made up for on resume.
-            due = step > 0 and step % every == 0 and data.held_out and config.validation.pictures
+            due = plan.validation.is_due(step)
             if due and not should_stop() and not journal.has(step, "validation/loss"):
                 sample_picture = validation.look(step, journal, should_stop)
                 if config.keep_best and journal.best("validation/loss") == step:
@@ -238,14 +245,15 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
                 break
 
             saver.check()
-            rate = _rate(config, plan, step)
+            rate = plan.schedule.rate(step)
             for group in optimizer.param_groups:
                 group["lr"] = rate
             total = 0.0
-            for _ in range(config.data.accumulation):
-                weighted, loss = objective.loss(net, next(batches), times)
-                scaler.scale(weighted / config.data.accumulation).backward()
-                total += float(loss / config.data.accumulation)
+            with tf32_allowed(config.tf32 and has_tf32(plan.compute.device)):
+                for _ in range(config.data.accumulation):
+                    weighted, loss = objective.loss(network, next(batches), times)
+                    scaler.scale(weighted / config.data.accumulation).backward()
+                    total += float(loss / config.data.accumulation)
             if step == began_at:
                 refuse_without_gradient(net, parameters, step + 1)
             scaler.unscale_(optimizer)
@@ -269,7 +277,10 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
                 show_sample = sample_picture is not None and (step // show_every) % 2 == 1
                 curve = None if show_sample else reports.loss_picture(journal, plan.objective.loss_of_nothing)
                 observer.on_picture(sample_picture if show_sample else curve)
-            if plan.epoch_of(step, config.data.accumulation) > plan.epoch_of(before, config.data.accumulation):
+            ended = plan.epoch_of(step, config.data.accumulation) > plan.epoch_of(before, config.data.accumulation)
+            writing = saver.is_writing()
+            due = cadence.is_due(step, time.monotonic(), epoch_ended=ended, cost=saver.seconds, writing=writing)
+            if due or step == plan.total_steps:  # from the last one a longer run goes on
                 save()
 
         health.refuse_nothing(step)
@@ -287,7 +298,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         if should_stop():  # the last step is in a checkpoint: queued again, the run goes on right here
             return stopped()
         saver.wait()
-        message = f"Trained {plan.total_steps} steps ({config.epochs} epochs) in {seconds:.0f} s."
+        message = f"Trained {plan.total_steps} steps ({plan.epochs:g} epochs) in {seconds:.0f} s."
         draw_page("done", message, measured)
         report = reports.write(
             folder.path, config, plan, data, journal, measured,
@@ -300,11 +311,6 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
 
 
 # ---- the parts of it --------------------------------------------------------------------------------------------
-
-
-def _rate(config: TrainConfig, plan: Plan, step: int) -> float:
-    """The learning rate of the step that follows `step` finished ones."""
-    return config.optimizer.learning_rate * warmup_cosine(step, config.optimizer.warmup_steps, plan.horizon)
 
 
 def _eta(seconds: float, step: int, total: int) -> float:

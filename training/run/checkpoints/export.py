@@ -70,12 +70,12 @@ def _read_config(run: Path) -> tuple[TrainConfig, str]:
 
 
 def _choose(folder: RunFolder, which: str, config: TrainConfig, data_hash: str) -> tuple[Checkpoint, list[str]]:
-    run = this_run(config, data_hash)
+    run, earlier = this_run(config, data_hash), folder.earlier()
     steps = {step_of(path): path for path in list_steps(folder.checkpoints)}
     if not steps:
         raise BadInput(f"--run: expected checkpoints in {folder.checkpoints}, found none.")
     if which == "last":
-        found, passed_over = load_newest(folder.checkpoints, run, parts=("ema",))
+        found, passed_over = load_newest(folder.checkpoints, run, parts=("ema",), earlier=earlier)
         if found is None:
             raise BadInput(f"--checkpoint: none of {folder.path.name!r} can be used: {' '.join(passed_over)}")
         return found, passed_over
@@ -98,4 +98,4 @@ def _choose(folder: RunFolder, which: str, config: TrainConfig, data_hash: str) 
         step = int(which)
         if step not in steps:
             raise BadInput(f"--checkpoint: there is none of step {step}; {there}.")
-    return load_step(steps[step], run, parts=("ema",)), said
+    return load_step(steps[step], run, parts=("ema",), earlier=earlier), said

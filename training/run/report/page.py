@@ -116,7 +116,7 @@ class RunPage:
         size = config.data.batch_size * config.data.accumulation
         facts = [message] if message else []
         facts += [
-            f"{self._steps:,} of {plan.total_steps:,} steps ({_count(config.epochs, 'epoch')}) of "
+            f"{self._steps:,} of {plan.total_steps:,} steps ({_count(plan.epochs, 'epoch')}) of "
             f"{_count(size, 'pair')} in {_duration(seconds)}{each}; {len(data.train):,} training pairs, "
             f"{len(data.held_out):,} held out",
             f"on {machine.get('gpu', machine['device'])}, {machine['processor']}, {machine['cores']} cores, "
