@@ -172,7 +172,7 @@ class Fit:
         optimizer = make(name, parameters, lr=lr, weight_decay=0.01, **options)
         ema, exact = EMA(net, self.ema_decay), exact_weights(optimizer)
         # the float32 weights compute in bfloat16 as well: what is compared is what happens to the weights
-        refiner = Refiner(net, self.plan.s, self.plan.c_v, torch.bfloat16 if name == FULL else None)
+        refiner = Refiner(net, self.plan.s, self.plan.c_v, torch.bfloat16 if name == FULL else None, dtype_of(name))
         for step in range(steps):
             for group in optimizer.param_groups:
                 group["lr"] = lr * warmup_cosine(step, 20, steps)
@@ -182,8 +182,8 @@ class Fit:
             optimizer.step()
             optimizer.zero_grad()
             ema.update(step, exact)
-        measured = Refiner(ema.net, self.plan.s, self.plan.c_v)
-        with torch.no_grad():
+        measured = Refiner(net, self.plan.s, self.plan.c_v)
+        with torch.no_grad(), ema.swapped(net):
             return mean(float(batch_loss(measured, self.plan, batch, 1000)[1]) for batch in self.unseen)
 
     @property

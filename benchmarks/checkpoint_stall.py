@@ -23,9 +23,10 @@ from benchmarks.step_clock import StepClock
 from training.config.train_config import TrainConfig
 from training.data.batches import BatchSource
 from training.data.shards import RefinerDataset
-from training.run import train as loop
+from training.run import recorder
 from training.run.checkpoints.background import BackgroundSaver
 from training.run.checkpoints.checkpoint import Checkpoint
+from training.run.train import train
 
 GOAL = 5.0  # per cent of an epoch
 WAYS = ("in the background", "at once")
@@ -56,11 +57,11 @@ def measure(config: TrainConfig, rounds: int) -> tuple[dict[str, list[list[float
         config.dataset, batch_size=config.data.batch_size, repeats=config.data.repeats, crop=config.data.crop
     )
     clock = StepClock(source.per_epoch, between)
-    before, loop.BackgroundSaver = loop.BackgroundSaver, TakingTurns
+    before, recorder.BackgroundSaver = recorder.BackgroundSaver, TakingTurns
     try:
-        loop.train(config, clock, clock.should_stop)
+        train(config, clock, clock.should_stop)
     finally:
-        loop.BackgroundSaver = before
+        recorder.BackgroundSaver = before
     newest = max((config.run / ".checkpoints").glob("step-*"))
     size = sum(file.stat().st_size for file in newest.iterdir())
     return {way: epochs[1 + k :: 2] for k, way in enumerate(WAYS)}, size  # the first one warmed up

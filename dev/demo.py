@@ -17,7 +17,7 @@ sys.path.append(str(ROOT))
 
 from tests.host.client import HostDied, Result  # noqa: E402
 from tests.host.server import HostServer, has_gpu  # noqa: E402
-from training.run.report.measure_words import MEASURES, measure_words, row_words  # noqa: E402
+from training.run.report.labels import MEASURES, measure_label, row_label  # noqa: E402
 
 BASE, RESULTS = ROOT / ".dev" / "base", ROOT / "demo_output"
 PICTURES = "ref2v_demo"  # folder in input/ that the workflow reads
@@ -124,7 +124,7 @@ def gather(run: Path, host: HostServer, refined: Result) -> dict:
 def print_table(rows: dict[str, dict[str, float]]):
     """Rows of named numbers, aligned."""
     columns = list(dict.fromkeys(name for row in rows.values() for name in row))
-    first = max(len(row_words(name)) for name in rows)
+    first = max(len(row_label(name)) for name in rows)
     widths = [max(len(MEASURES[name].short), 8) for name in columns]
     heads = (f"{MEASURES[name].short:>{width}}" for name, width in zip(columns, widths, strict=True))
     print(" " * first, *heads, sep="  ")
@@ -132,7 +132,7 @@ def print_table(rows: dict[str, dict[str, float]]):
         cells = [
             f"{row[key]:>{width}.3f}" if key in row else " " * width for key, width in zip(columns, widths, strict=True)
         ]
-        print(f"{row_words(name):<{first}}", *cells, sep="  ")
+        print(f"{row_label(name):<{first}}", *cells, sep="  ")
 
 
 def print_report(report: dict):
@@ -140,7 +140,7 @@ def print_report(report: dict):
     training, evaluation = report["training"], report["evaluation"]
     print(f"\nMeans over {evaluation['pairs']} {evaluation['on']}:")
     print_table(evaluation["measures"])
-    print(f"({'; '.join(measure_words(name) for name in evaluation['measures']['base'])})")
+    print(f"({'; '.join(measure_label(name) for name in evaluation['measures']['base'])})")
     losses = "  ".join(f"{sigma}: {loss:.3f}" for sigma, loss in evaluation["loss_per_sigma"].items())
     print(f"\nLoss at each sigma:  {losses}")
     size, steps, seconds = report["parameters"] / 1e6, training["steps"], training["seconds"]

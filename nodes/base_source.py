@@ -6,7 +6,7 @@ from ..training.data.degrade import AMOUNTS, check_degradation
 from .host.api import io, loading
 from .host.model.base_model import sampler_names, scheduler_names
 from .host.paths import resolve_inside
-from .host.schema import check_choice, declare, node_schema
+from .host.schema import Node, check_choice, declare, node_schema, seed_input
 
 __all__ = ["NODES", "BaseType"]
 
@@ -20,7 +20,7 @@ def _base_output() -> io.Output:
     )
 
 
-class Ref2VDegradeBase(io.ComfyNode):
+class Ref2VDegradeBase(Node):
     """The base latent is the target picture made worse and encoded again: no base model is needed.
 
     resize is the usual choice: the picture is shrunk by a factor and enlarged again, so the refiner learns to bring
@@ -64,7 +64,7 @@ class Ref2VDegradeBase(io.ComfyNode):
         return io.NodeOutput(DegradeBase(kind, float(amount)))
 
 
-class Ref2VSampleBase(io.ComfyNode):
+class Ref2VSampleBase(Node):
     """The base latent is what the base model makes of the target: noised a little, then denoised by its own sampler.
 
     This is what the refiner will meet when it works behind that model. Set steps, cfg, sampler and scheduler as you
@@ -113,15 +113,7 @@ class Ref2VSampleBase(io.ComfyNode):
                     step=0.01,
                     tooltip="How much noise the target gets: low, so that the base still shows the same picture.",
                 ),
-                declare(
-                    io.Int.Input,
-                    "seed",
-                    default=0,
-                    min=0,
-                    max=0xFFFFFFFFFFFFFFFF,
-                    control_after_generate=False,  # the front end would otherwise change it, and so the dataset
-                    tooltip="Picture number n is noised with seed + n.",
-                ),
+                seed_input("Picture number n is noised with seed + n.", 0xFFFFFFFFFFFFFFFF),
             ],
             outputs=[_base_output()],
             hidden=[io.Hidden.dynprompt, io.Hidden.unique_id],
@@ -160,7 +152,7 @@ class Ref2VSampleBase(io.ComfyNode):
         return io.NodeOutput(SampleBase(model, positive, negative, steps, cfg, sampler_name, scheduler, denoise, seed))
 
 
-class Ref2VPairBase(io.ComfyNode):
+class Ref2VPairBase(Node):
     """The base latent is a second picture of the same name in another folder: "before" to the target's "after".
 
     The names must match but for the ending (fox.png and fox.jpg do), and both must show the same frame; the sizes
@@ -197,7 +189,7 @@ class Ref2VPairBase(io.ComfyNode):
         return io.NodeOutput(PairBase(resolve_inside(before_folder, "before_folder")))
 
 
-class Ref2VLatentBase(io.ComfyNode):
+class Ref2VLatentBase(Node):
     """Target and base are both latents that you have: two LATENT batches of one shape, of any channel count.
 
     Leave folder and images of Build Refiner Dataset empty then. Its vae may stay empty too, and serves only to show

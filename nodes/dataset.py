@@ -9,7 +9,7 @@ from ..training.errors import BadInput
 from .base_source import BaseType, folder_fingerprint
 from .host.api import io, loading, ui
 from .host.paths import check_name, resolve_inside
-from .host.schema import check_choice, declare, node_schema
+from .host.schema import Node, check_choice, declare, node_schema
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +21,7 @@ __all__ = ["NODES"]
 _CROPS = ["center", "random"]
 
 
-class Ref2VBuildRefinerDataset(io.ComfyNode):
+class Ref2VBuildRefinerDataset(Node):
     """Turns pictures into pairs of target and base latents on disk, all that Train Refiner needs.
 
     Targets come from a folder (with captions in .txt or .caption files beside the pictures) or from images; the base

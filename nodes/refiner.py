@@ -11,14 +11,14 @@ from ..training.config.network import PRESETS
 from .host.api import io, loading, ui
 from .host.paths import list_refiners
 from .host.refiner.choice import GO_ON, NO_FILES, START_OVER, choose_refiner, fingerprint_refiner, note_loaded
-from .host.schema import declare, node_schema
+from .host.schema import Node, declare, node_schema, seed_input
 
 __all__ = ["NODES"]
 
 CATEGORY = "Ref2V/Refiner"
 
 
-class Ref2VTrainRefiner(io.ComfyNode):
+class Ref2VTrainRefiner(Node):
     """Trains an 8-step refiner on a dataset from Build Refiner Dataset: it learns what separates the base's output
     from the target, and nothing else.
 
@@ -91,16 +91,7 @@ class Ref2VTrainRefiner(io.ComfyNode):
                     "keeps the weights in bfloat16 too and needs less memory. auto: bf16 where the device has it in "
                     "hardware, else fp32.",
                 ),
-                declare(
-                    io.Int.Input,
-                    "seed",
-                    default=0,
-                    min=0,
-                    max=2**53 - 1,
-                    # the front end would otherwise change it after each run, which makes another run of it
-                    control_after_generate=False,
-                    tooltip="The same seed, settings and dataset give the same refiner.",
-                ),
+                seed_input("The same seed, settings and dataset give the same refiner."),
                 declare(
                     io.Combo.Input,
                     "if_run_exists",
@@ -143,7 +134,7 @@ class Ref2VTrainRefiner(io.ComfyNode):
         return io.NodeOutput(trained.path, trained.report, trained.loss, ui=shown)
 
 
-class Ref2VLoadRefiner(io.ComfyNode):
+class Ref2VLoadRefiner(Node):
     """Loads a refiner for the ordinary KSampler: 8 steps, euler, simple, cfg 1, denoise 1, with the base's LATENT as
     latent_image.
 
@@ -216,7 +207,7 @@ class Ref2VLoadRefiner(io.ComfyNode):
         return io.NodeOutput(*loaded)
 
 
-class Ref2VConditionRefiner(io.ComfyNode):
+class Ref2VConditionRefiner(Node):
     """Gives a refiner its base through the conditioning, for runs whose latent_image is not the base: the second half
     of a split run, or an Empty Latent Image as the start.
     """
@@ -247,7 +238,7 @@ class Ref2VConditionRefiner(io.ComfyNode):
         return io.NodeOutput(add_base(conditioning, base))
 
 
-class Ref2VGetRefinerSigmas(io.ComfyNode):
+class Ref2VGetRefinerSigmas(Node):
     """The sigmas that a refiner was trained for (8 steps and the final 0), for SamplerCustom and split runs."""
 
     @classmethod

@@ -8,7 +8,7 @@ from ..training.config.choices import Extension, Loss, Moments, RoundingChoice, 
 from ..training.config.options import build_options, default_of
 from ..training.config.sections import MOST_RANK
 from .host.api import io
-from .host.schema import declare, node_schema
+from .host.schema import Node, declare, node_schema
 
 __all__ = ["NODES"]
 
@@ -74,7 +74,7 @@ def _later_inputs() -> list[Any]:
     ]
 
 
-class Ref2VSetTrainingOptions(io.ComfyNode):
+class Ref2VSetTrainingOptions(Node):
     """The settings of a training run beside those on Train Refiner itself. Link it to that node's options.
 
     What stays at its default is left out, so a run with this node at its defaults is the same as one without it.

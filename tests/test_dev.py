@@ -1,10 +1,12 @@
-"""dev.py: what it decides before it installs anything."""
+"""dev.py and its dev/installation.py: what they decide before they install anything."""
 
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="module")
-def dev():
-    spec = importlib.util.spec_from_file_location("ref2v_dev", ROOT / "dev.py")
+def installation():
+    spec = importlib.util.spec_from_file_location("ref2v_installation", ROOT / "dev" / "installation.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -35,18 +37,18 @@ def dev():
         ("PIP_TIMEOUT", "60"),
     ],
 )
-def test_uv_is_used_only_where_pip_has_no_setting_that_it_would_ignore(dev, name, value):
+def test_uv_is_used_only_where_pip_has_no_setting_that_it_would_ignore(installation, name, value):
     """As this very pip lists it, with no other settings than this one."""
     plain = {key: text for key, text in os.environ.items() if not key.startswith("PIP_")}
     plain |= {"PIP_CONFIG_FILE": os.devnull, name: value}
     ran = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, env=plain)
-    found = dev.settings_of_pip(ran.stdout)
+    found = installation.settings_of_pip(ran.stdout)
     assert found == ([] if name == "PIP_TIMEOUT" else [name.removeprefix("PIP_").lower().replace("_", "-")])
 
 
-def test_settings_in_files_count_too(dev):
-    assert dev.settings_of_pip("global.constraint='/etc/c.txt'\ninstall.timeout='60'\n") == ["constraint"]
-    assert dev.settings_of_pip("") == []
+def test_settings_in_files_count_too(installation):
+    assert installation.settings_of_pip("global.constraint='/etc/c.txt'\ninstall.timeout='60'\n") == ["constraint"]
+    assert installation.settings_of_pip("") == []
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root is offered a browser")
@@ -68,3 +70,55 @@ def test_a_browser_is_announced_before_it_is_installed_and_can_be_left_out(tmp_p
     else:
         assert "apt-get install chromium" in ran.stdout and "REF2V_BROWSER=no" in ran.stdout
         assert "chromium" in called.read_text()
+
+
+@pytest.fixture(scope="module")
+def suite():
+    sys.path.append(str(ROOT / "dev"))  # as dev.py does
+    return importlib.import_module("suite")
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_every_test_is_in_one_part_of_the_suite(suite, full):
+    others, server, *beside = suite.parts(full).values()
+    assert [others[-2:], server[-1]] == [["tests", "--ignore=tests/host"], "tests/host"]
+    files = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tests" / "host").glob("test_*.py"))
+    assert sorted(file for part in beside for file in part[2:]) == files and all(part[2:] for part in beside)
+    marked = "" if full else "not full and "
+    assert [part[1] for part in (server, *beside)] == [f"{marked}server", f"{marked}not server", f"{marked}not server"]
+    assert others[:2] == ["-m", "" if full else "not full"]
+
+
+@pytest.mark.parametrize(("ends", "code"), [((0, 0, 0), 0), ((0, 0, 3), 3), ((1, 0, 2), 1)])
+def test_parts_run_two_at_a_time_and_any_can_fail(suite, capfd, tmp_path, ends, code):
+    """Children in pytest's place: the first two wait for each other, and all say something and end as asked."""
+    child = (
+        "import pathlib, sys, time\n"
+        f"folder, mine, end = pathlib.Path({str(tmp_path)!r}), sys.argv[1], int(sys.argv[2])\n"
+        "(folder / mine).touch()\n"
+        "while mine != '2' and not (folder / str(1 - int(mine))).exists(): time.sleep(0.01)\n"
+        "print('part', mine, 'is through')\n"
+        "sys.exit(end)\n"
+    )
+    wanted = {f"no. {k}": [str(k), str(end)] for k, end in enumerate(ends)}
+    assert suite.run_parts([sys.executable, "-c", child], wanted, dict(os.environ)) == code
+    said = capfd.readouterr().out
+    for k, end in enumerate(ends):
+        assert f"exit code {end}\npart {k} is through\n" in said
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a process group of its own gets Ctrl-C otherwise there")
+def test_after_ctrl_c_no_further_part_begins(suite, tmp_path):
+    child = f"import pathlib, sys, time; pathlib.Path({str(tmp_path)!r}, sys.argv[1]).touch(); time.sleep(60)"
+    code = (
+        f"import sys; sys.path.append({str(ROOT / 'dev')!r}); import suite\n"
+        f"parts = {{name: [name] for name in ('a', 'b', 'c')}}\n"
+        f"sys.exit(suite.run_parts([sys.executable, '-c', {child!r}], parts, {{}}))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as process:
+        while not all((tmp_path / name).exists() for name in ("a", "b")):
+            assert process.poll() is None
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(60) != 0
+    assert not (tmp_path / "c").exists()

@@ -158,9 +158,9 @@ def resolve_inside(path: str, kind: str) -> Path:
     roots = allowed_roots()
     readings = [reading for reading in _candidates(text) if _text_is_inside(reading, roots)]
     inside = [reading for reading in readings if _links_stay_inside(reading, roots)]
-    found = next((reading for reading in inside if os.path.exists(reading)), None)
-    if found is not None:
-        return Path(os.path.realpath(found))
+    existing = next((reading for reading in inside if os.path.exists(reading)), None)
+    if existing is not None:
+        return Path(os.path.realpath(existing))
     if len(inside) < len(readings) or not readings:
         raise BadInput(
             f"{what} must lie inside ComfyUI's input, output, temp or model folders, or inside "
@@ -267,8 +267,8 @@ def model_file(kind: str, name: str) -> str | None:
 
 def refiner_file(name: str) -> Path:
     """Full path of a file from `list_refiners()`; BadInput when it is not there (any more)."""
-    found = model_file(MODEL_FOLDER, name)
-    if found is None:
+    path = model_file(MODEL_FOLDER, name)
+    if path is None:
         folders = " or ".join(folder_paths.get_folder_paths(MODEL_FOLDER))
         raise BadInput(f"The refiner file {name!r} does not exist in {folders}.")
-    return Path(found)
+    return Path(path)

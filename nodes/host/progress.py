@@ -9,18 +9,29 @@ from typing import TYPE_CHECKING, NoReturn
 
 import comfy.model_management
 import comfy.utils
+import torch
 
 from .wording import for_people
 
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["CANCELLED", "NodeProgress", "interrupted", "raise_if_interrupted", "show_text", "stop_as_interrupted"]
+__all__ = [
+    "CANCELLED",
+    "NOT_A_FAILURE",
+    "NodeProgress",
+    "interrupted",
+    "raise_if_interrupted",
+    "show_text",
+    "stop_as_interrupted",
+]
 
 _LOG = logging.getLogger("ref2v")
 # How the host ends a node that was cancelled: an ordinary exception in some versions. In one that has renamed it, a
 # Cancel is told as a failure, and the nodes work.
 CANCELLED = getattr(comfy.model_management, "InterruptProcessingException", KeyboardInterrupt)
+# What says nothing about the model at work: a Cancel, and memory that runs out, to which the host has answers.
+NOT_A_FAILURE = (CANCELLED, getattr(comfy.model_management, "OOM_EXCEPTION", torch.cuda.OutOfMemoryError))
 _PREVIEW_PIXELS = 512  # longest side of a preview picture; the host shrinks what is larger
 _SECONDS_BETWEEN_UPDATES = 0.1  # a fast loop would otherwise send hundreds of websocket messages a second
 

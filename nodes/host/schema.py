@@ -12,11 +12,11 @@ from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any
 
-from ...training.errors import BadInput
+from ...training.errors import BadInput, TrainingFailed
 from .api import io
-from .wording import word_errors
+from .wording import for_people
 
-__all__ = ["check_choice", "declare", "describe", "node_schema"]
+__all__ = ["Node", "check_choice", "declare", "describe", "node_schema", "seed_input"]
 
 
 @cache
@@ -36,8 +36,8 @@ def declare(factory: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     others differs between versions). Keywords that are None are dropped as well.
     """
     known = _known_keywords(factory)
-    kept = {name: value for name, value in kwargs.items() if value is not None and (known is None or name in known)}
-    return factory(*args, **kept)
+    used = {name: value for name, value in kwargs.items() if value is not None and (known is None or name in known)}
+    return factory(*args, **used)
 
 
 def check_choice(name: str, value: Any, options: list[str]) -> None:
@@ -46,44 +46,52 @@ def check_choice(name: str, value: Any, options: list[str]) -> None:
         raise BadInput(f"{name} must be one of {', '.join(map(str, options))}; got {value!r}.")
 
 
-def _check_choices(node: type) -> None:
-    """Have `node` compare what its combos were given with their lists before it works: older hosts do not do it, and
-    none does for what comes through a link.
-
-    A combo that the node's own `validate_inputs` names is left to the node, as the host leaves it.
+class Node(io.ComfyNode):
+    """What all our nodes do around their `execute`: before it, refuse what is in no list of a combo; after it, take the
+    server's folders out of a sentence for people.
     """
-    inner = node.execute.__func__
-    if hasattr(inner, "ref2v_checks_choices"):  # the host asks for a schema more than once
-        return
-    left = set(inspect.signature(node.validate_inputs).parameters) if "validate_inputs" in node.__dict__ else set()
 
-    def check(cls: type, given: dict[str, Any]) -> None:
-        schema = cls.define_schema()  # lists of files grow meanwhile
-        for each in schema.inputs:
-            if not isinstance(each, io.Combo.Input) or each.id in left or given.get(each.id) is None:
-                continue
-            value = given[each.id]
-            several = isinstance(value, (list, tuple)) and (
-                schema.is_input_list or isinstance(each, io.MultiCombo.Input)
-            )
-            for one in value if several else [value]:
-                check_choice(each.id, one, each.options or [])
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        execute = vars(cls).get("execute")
+        if execute is not None and not hasattr(execute.__func__, "__wrapped__"):  # the host clones classes as they are
+            cls.execute = classmethod(_around(execute.__func__))
 
-    if inspect.iscoroutinefunction(inner):
 
-        @wraps(inner)
-        async def execute(cls: type, *args: Any, **inputs: Any) -> Any:
-            check(cls, inputs)
-            return await inner(cls, *args, **inputs)
-    else:
+def _around(execute: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(execute)
+    def checked(cls: type[Node], *args: Any, **inputs: Any) -> Any:
+        try:
+            _check_choices(cls, inputs)
+            return execute(cls, *args, **inputs)
+        except (BadInput, TrainingFailed) as error:
+            error.args = (for_people(str(error)),)
+            raise
 
-        @wraps(inner)
-        def execute(cls: type, *args: Any, **inputs: Any) -> Any:
-            check(cls, inputs)
-            return inner(cls, *args, **inputs)
+    return checked
 
-    execute.ref2v_checks_choices = True
-    node.execute = classmethod(execute)
+
+def _check_choices(node: type[Node], inputs: dict[str, Any]) -> None:
+    """BadInput for what is in no list of the node's combos: older hosts do not look, and none does at what comes by a
+    link. A combo that the node's own `validate_inputs` names is left to the node, as the host leaves it.
+    """
+    left = inspect.signature(node.validate_inputs).parameters
+    schema = node.define_schema()  # lists of files grow meanwhile
+    for each in schema.inputs:
+        if not isinstance(each, io.Combo.Input) or each.id in left or inputs.get(each.id) is None:
+            continue
+        value = inputs[each.id]
+        several = isinstance(value, (list, tuple)) and (schema.is_input_list or isinstance(each, io.MultiCombo.Input))
+        for one in value if several else [value]:
+            check_choice(each.id, one, each.options or [])
+
+
+def seed_input(tooltip: str, most: int = 2**53 - 1, **more: Any) -> Any:
+    """An input `seed`, 0 to `most`. The front end does not draw it anew after each run, as it would without being told:
+    two runs could not be compared, and nothing that was made with it would be used again.
+    """
+    inputs = {"default": 0, "min": 0, "max": most, "control_after_generate": False, "tooltip": tooltip}
+    return declare(io.Int.Input, "seed", **inputs, **more)
 
 
 def describe(node: type) -> str:
@@ -106,12 +114,7 @@ def node_schema(
 
     `more` may hold any keyword of any host version (`hidden`, `is_output_node`, `search_aliases`, ...); what this
     host does not know is dropped. An id must not name both an input and an output: old hosts refuse that.
-
-    Every node comes by here, so from here on `node.execute` refuses what is in no list of its combos
-    (`_check_choices`), and its sentences for people lose the server's folders (wording.py).
     """
-    _check_choices(node)
-    word_errors(node)
     return declare(
         io.Schema,
         node_id=node_id,

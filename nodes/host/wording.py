@@ -6,17 +6,15 @@ Whoever reaches the host's API reads what a node says, and where on the disk the
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
-from typing import Any
 
 import folder_paths
 
-from ...training.errors import BadInput, TrainingFailed
+from ...training.errors import BadInput
 from .paths import configured_roots, is_inside
 
-__all__ = ["for_people", "word_errors"]
+__all__ = ["first_line", "for_people"]
 
 
 def _named_folders() -> dict[str, str]:
@@ -53,19 +51,6 @@ def for_people(text: str) -> str:
     return text
 
 
-def word_errors(node: type) -> None:
-    """Let what `node.execute` raises for a person name no folder of the server. Safe to call twice."""
-    execute = vars(node).get("execute")
-    if execute is None or hasattr(execute.__func__, "worded"):
-        return
-
-    @functools.wraps(execute.__func__)
-    def worded(cls: type, *args: Any, **inputs: Any) -> Any:
-        try:
-            return execute.__func__(cls, *args, **inputs)
-        except (BadInput, TrainingFailed) as error:
-            error.args = (for_people(str(error)),)
-            raise
-
-    worded.worded = True
-    node.execute = classmethod(worded)
+def first_line(error: Exception, most: int = 200) -> str:
+    """What an exception of somebody else's code says, short enough (in characters) to stand in a sentence of ours."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:most]

@@ -8,12 +8,16 @@ from ...training.memory.estimate import DTYPES
 from ...training.memory.models import PRESETS
 from ..host.api import io, loading
 from ..host.schema import declare, node_schema
-from .shared_inputs import attention_inputs, batch_inputs, memory_input, shown, size_inputs
+from . import shared_inputs as shared
 
 __all__ = ["NODES"]
 
+_FITTING_WIDTH = (
+    "The width asked for, or of the largest picture of this shape that fits. If none does, a node behind it is not run."
+)
 
-class Ref2VEstimateAttentionMemory(io.ComfyNode):
+
+class Ref2VEstimateAttentionMemory(shared.MemoryNode):
     """Says what attention will need at a size, before anything runs: per layer, and on every attention backend side by
     side.
 
@@ -37,8 +41,8 @@ class Ref2VEstimateAttentionMemory(io.ComfyNode):
                     default="SD1.5",
                     tooltip="The network. Not looked at when a model is connected.",
                 ),
-                *size_inputs(),
-                *batch_inputs(),
+                *shared.size_inputs(),
+                *shared.batch_inputs(),
                 declare(
                     io.Combo.Input,
                     "dtype",
@@ -46,8 +50,8 @@ class Ref2VEstimateAttentionMemory(io.ComfyNode):
                     default="auto",
                     tooltip="What the network computes in. auto: the connected model's own; bf16 for a preset.",
                 ),
-                *attention_inputs(),
-                memory_input(),
+                *shared.attention_inputs(),
+                shared.memory_input(),
                 declare(
                     io.Model.Input,
                     "model",
@@ -56,37 +60,16 @@ class Ref2VEstimateAttentionMemory(io.ComfyNode):
                 ),
             ],
             outputs=[
-                declare(io.Image.Output, "chart", display_name="chart", tooltip="All backends and all layers."),
-                declare(io.String.Output, "report", display_name="report", tooltip="The verdict and the whole table."),
-                declare(
-                    io.Int.Output,
+                *shared.chart_and_report("All backends and all layers."),
+                shared.number_output(
                     "attention_bytes",
-                    display_name="attention_bytes",
-                    tooltip="Peak of the largest attention layer on this backend.",
+                    "Peak of the largest attention layer on this backend.",
                 ),
-                declare(io.Int.Output, "latent_bytes", display_name="latent_bytes", tooltip="Size of the latent."),
-                declare(io.Int.Output, "tokens", display_name="tokens", tooltip="Of the largest attention layer."),
-                declare(
-                    io.Int.Output,
-                    "fitting_width",
-                    display_name="fitting_width",
-                    tooltip="The width asked for, or of the largest picture of this shape that fits. If none does, a "
-                    "node behind it is not run.",
-                ),
-                declare(
-                    io.Int.Output,
-                    "fitting_height",
-                    display_name="fitting_height",
-                    tooltip="The height that belongs to fitting_width.",
-                ),
+                shared.number_output("latent_bytes", "Size of the latent."),
+                shared.number_output("tokens", "Of the largest attention layer."),
+                *shared.fitting_size(_FITTING_WIDTH),
             ],
         )
-
-    @classmethod
-    def fingerprint_inputs(cls, memory_gib: float | None = None, **constants: Any) -> str:
-        from ..host.memory.estimate import memory_fingerprint
-
-        return memory_fingerprint(memory_gib)
 
     @classmethod
     def execute(cls, **inputs: Any) -> io.NodeOutput:
@@ -94,7 +77,7 @@ class Ref2VEstimateAttentionMemory(io.ComfyNode):
             from ..host.memory.estimate import attention_memory, chart_image
         estimate = attention_memory(**inputs)
         numbers = (estimate.attention.total, estimate.latent_bytes, estimate.tokens, *estimate.fitting)
-        return shown(cls, estimate, *numbers, chart=chart_image(estimate))
+        return shared.shown(cls, estimate, *numbers, chart=chart_image(estimate))
 
 
 NODES = [Ref2VEstimateAttentionMemory]

@@ -1,4 +1,4 @@
-"""What the memory nodes ask alike, and how they show what they found."""
+"""What the memory nodes ask and show alike."""
 
 from __future__ import annotations
 
@@ -10,9 +10,29 @@ from ...training.memory.models import LARGEST_SIDE
 from ..host.absent import absent
 from ..host.api import io, ui
 from ..host.columns import keep_columns
-from ..host.schema import declare
+from ..host.schema import Node, declare
 
-__all__ = ["attention_inputs", "batch_inputs", "memory_input", "shown", "size_inputs"]
+__all__ = [
+    "MemoryNode",
+    "attention_inputs",
+    "batch_inputs",
+    "chart_and_report",
+    "fitting_size",
+    "memory_input",
+    "number_output",
+    "shown",
+    "size_inputs",
+]
+
+
+class MemoryNode(Node):
+    """A node that asks this machine what is free."""
+
+    @classmethod
+    def fingerprint_inputs(cls, memory_gib: float | None = None, **constants: Any) -> str:
+        from ..host.memory.estimate import memory_fingerprint
+
+        return memory_fingerprint(memory_gib)
 
 
 def size_inputs() -> list[Any]:
@@ -81,6 +101,26 @@ def memory_input() -> Any:
         step=0.5,
         tooltip="Plan for an empty GPU of so many GiB; 0 asks this machine what is free now.",
     )
+
+
+def chart_and_report(tooltip: str) -> list[Any]:
+    """Their outputs; `tooltip` of the chart."""
+    return [
+        declare(io.Image.Output, "chart", display_name="chart", tooltip=tooltip),
+        declare(io.String.Output, "report", display_name="report", tooltip="The verdict and the whole table."),
+    ]
+
+
+def number_output(name: str, tooltip: str) -> Any:
+    return declare(io.Int.Output, name, display_name=name, tooltip=tooltip)
+
+
+def fitting_size(tooltip: str) -> list[Any]:
+    """The outputs of a width and a height that fit; `tooltip` of the width."""
+    return [
+        number_output("fitting_width", tooltip),
+        number_output("fitting_height", "The height that belongs to fitting_width."),
+    ]
 
 
 def shown(node: type, estimate: Any, *numbers: int, chart: Any = None) -> io.NodeOutput:

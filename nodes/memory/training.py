@@ -10,12 +10,14 @@ from ...training.memory.training_estimate import PRECISIONS
 from ...training.memory.training_trace import ATTENTION, NETWORKS
 from ..host.api import io, loading
 from ..host.schema import declare, node_schema
-from .shared_inputs import memory_input, shown, size_inputs
+from .shared_inputs import MemoryNode, chart_and_report, memory_input, number_output, shown, size_inputs
 
 __all__ = ["NODES"]
 
+_FITTING_BATCH = "Pictures at once that fit. If not one does, a node behind it is not run."
 
-class Ref2VEstimateTrainingMemory(io.ComfyNode):
+
+class Ref2VEstimateTrainingMemory(MemoryNode):
     """Says what training needs, before it starts: weights, gradients, optimizer, average and activations, on one GPU
     and on several, and what to change first where it does not fit.
 
@@ -92,28 +94,11 @@ class Ref2VEstimateTrainingMemory(io.ComfyNode):
                 ),
             ],
             outputs=[
-                declare(io.Image.Output, "chart", display_name="chart", tooltip="Every layout by what it consists of."),
-                declare(io.String.Output, "report", display_name="report", tooltip="The verdict and the whole table."),
-                declare(
-                    io.Int.Output,
-                    "peak_bytes",
-                    display_name="peak_bytes",
-                    tooltip="On each GPU, the assumed overhead included.",
-                ),
-                declare(
-                    io.Int.Output,
-                    "fitting_batch",
-                    display_name="fitting_batch",
-                    tooltip="Pictures at once that fit. If not one does, a node behind it is not run.",
-                ),
+                *chart_and_report("Every layout by what it consists of."),
+                number_output("peak_bytes", "On each GPU, the assumed overhead included."),
+                number_output("fitting_batch", _FITTING_BATCH),
             ],
         )
-
-    @classmethod
-    def fingerprint_inputs(cls, memory_gib: float | None = None, **constants: Any) -> str:
-        from ..host.memory.estimate import memory_fingerprint
-
-        return memory_fingerprint(memory_gib)
 
     @classmethod
     def execute(cls, **inputs: Any) -> io.NodeOutput:

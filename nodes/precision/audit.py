@@ -6,7 +6,7 @@ from typing import Any
 
 from ...training.precision.dtypes import AUDITED
 from ..host.api import io, loading, ui
-from ..host.schema import declare, node_schema
+from ..host.schema import Node, declare, node_schema, seed_input
 from .plan_type import PrecisionPlanType
 
 __all__ = ["NODES"]
@@ -14,7 +14,7 @@ __all__ = ["NODES"]
 CATEGORY = "Ref2V/Precision"
 
 
-class Ref2VAuditPrecision(io.ComfyNode):
+class Ref2VAuditPrecision(Node):
     """Runs your own VAE, CLIP and MODEL in FP32 and in short dtypes, and says what that costs: whether an eye can see
     it, which layer it comes from, and which values FP16 cannot hold.
 
@@ -75,16 +75,7 @@ class Ref2VAuditPrecision(io.ComfyNode):
                     tooltip="Compared with FP32. What FP16 cannot hold is counted in any case. On a CPU, FP16 is many "
                     "times slower.",
                 ),
-                declare(
-                    io.Int.Input,
-                    "seed",
-                    default=0,
-                    min=0,
-                    max=2**53 - 1,
-                    # the front end would otherwise change it after each run, and two audits could not be compared
-                    control_after_generate=False,
-                    tooltip="Of the noise, and of which values are compared between whole runs.",
-                ),
+                seed_input("Of the noise, and of which values are compared between whole runs."),
             ],
             outputs=[
                 declare(
@@ -131,7 +122,7 @@ class Ref2VAuditPrecision(io.ComfyNode):
     ) -> io.NodeOutput:
         with loading(cls):
             from ..host.precision.audit import audit_precision
-        found = audit_precision(
+        audit = audit_precision(
             model,
             clip,
             vae,
@@ -143,8 +134,8 @@ class Ref2VAuditPrecision(io.ComfyNode):
             seed=seed,
             node_id=cls.hidden.unique_id,
         )
-        shown = ui.PreviewText(found.report).as_dict()
-        return io.NodeOutput(found.report, found.chart, found.differences, found.plan, ui=shown)
+        shown = ui.PreviewText(audit.report).as_dict()
+        return io.NodeOutput(audit.report, audit.chart, audit.differences, audit.plan, ui=shown)
 
 
 NODES = [Ref2VAuditPrecision]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...training.precision.dtypes import COMPUTE, DTYPES
-from ...training.precision.settle import AUTO, DEFAULT
-from ..host.api import io, loading, ui
+from ..host.api import io, loading
 from ..host.clip.select import ALL, ENCODERS
-from ..host.schema import declare, node_schema
+from ..host.schema import Node, declare, node_schema
+from .selectors import compute_input, report_output, selected_output, storage_input
 
 __all__ = ["NODES"]
 
 
-class Ref2VSelectCLIPPrecision(io.ComfyNode):
+class Ref2VSelectCLIPPrecision(Node):
     """Gives the text encoders of a CLIP a dtype to be kept in, which decides the memory, and one to compute in, which
     decides time and error. What comes out stays FP32.
 
@@ -39,31 +38,19 @@ class Ref2VSelectCLIPPrecision(io.ComfyNode):
                     default=ALL,
                     tooltip="Which text encoder to choose for. The report says which ones this CLIP has.",
                 ),
-                declare(
-                    io.Combo.Input,
-                    "storage",
-                    options=[DEFAULT, *DTYPES],
-                    default=DEFAULT,
-                    tooltip="Dtype in which the weights are kept. default: what the loader chose, mostly fp16. fp8: "
-                    "half the memory of fp16, and an error to look at.",
+                storage_input(
+                    "Dtype in which the weights are kept. default: what the loader chose, mostly fp16. fp8: "
+                    "half the memory of fp16, and an error to look at."
                 ),
-                declare(
-                    io.Combo.Input,
+                compute_input(
                     "compute",
-                    options=[DEFAULT, *COMPUTE, AUTO],
-                    default=DEFAULT,
-                    tooltip="Dtype in which the layers compute. default and auto: fp32, as ComfyUI does.",
+                    "Dtype in which the layers compute. default and auto: fp32, as ComfyUI does.",
                 ),
             ],
             outputs=[
                 # not "clip": older hosts refuse one id on both sides
                 declare(io.Clip.Output, "selected", display_name="clip", tooltip="The CLIP in the dtypes chosen."),
-                declare(
-                    io.String.Output,
-                    "report",
-                    display_name="report",
-                    tooltip="Which encoder is kept and computes in what, and why; the memory that it takes.",
-                ),
+                report_output("Which encoder is kept and computes in what, and why; the memory that it takes."),
             ],
         )
 
@@ -81,7 +68,7 @@ class Ref2VSelectCLIPPrecision(io.ComfyNode):
         with loading(cls):
             from ..host.clip.select import select_clip_precision
         selected = select_clip_precision(clip, encoder, storage, compute)
-        return io.NodeOutput(selected.clip, selected.report, ui=ui.PreviewText(selected.report).as_dict())
+        return selected_output(selected.clip, selected.report)
 
 
 NODES = [Ref2VSelectCLIPPrecision]

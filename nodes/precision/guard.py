@@ -8,12 +8,12 @@ from ...training.errors import BadInput
 from ..host.absent import absent
 from ..host.api import io, loading, ui
 from ..host.patching.guard import ON_NAN, STOP, Guard
-from ..host.schema import check_choice, declare, node_schema
+from ..host.schema import Node, declare, node_schema
 
 __all__ = ["NODES"]
 
 
-class Ref2VGuardNaN(io.ComfyNode):
+class Ref2VGuardNaN(Node):
     """Says which module and which layer gave NaN or infinity, and why, instead of letting it become a black picture.
 
     Only the output of each module is looked at, which costs next to nothing. When it is not finite, the same call runs
@@ -58,7 +58,6 @@ class Ref2VGuardNaN(io.ComfyNode):
             from ..host.clip.guard import guard_clip
             from ..host.model.guard import guard_model
             from ..host.vae.guard import guard_vae
-        check_choice("on_nan", on_nan, list(ON_NAN))
         given = {"model": model, "clip": clip, "vae": vae}
         if all(value is None for value in given.values()):
             raise BadInput("The NaN Guard has nothing to guard: connect a model, a clip or a vae.")

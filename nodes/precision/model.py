@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...training.precision.dtypes import COMPUTE, DTYPES
-from ...training.precision.settle import AUTO, DEFAULT
-from ..host.api import io, loading, ui
-from ..host.schema import declare, node_schema
+from ..host.api import io, loading
+from ..host.schema import Node, declare, node_schema
+from .selectors import compute_input, report_output, selected_output, storage_input
 
 __all__ = ["NODES"]
 
@@ -16,7 +15,7 @@ def _keep(name: str, what: str) -> Any:
     return declare(io.Boolean.Input, name, default=False, tooltip=f"Compute {what} in fp32.")
 
 
-class Ref2VSelectModelPrecision(io.ComfyNode):
+class Ref2VSelectModelPrecision(Node):
     """Gives a MODEL a dtype to compute in, which decides time and error, and one to be kept in, which decides the
     memory; parts of it can stay in FP32.
 
@@ -35,20 +34,13 @@ class Ref2VSelectModelPrecision(io.ComfyNode):
             search_aliases=["unet dtype", "model dtype", "bf16 model", "fp8 model"],
             inputs=[
                 declare(io.Model.Input, "model", tooltip="Any MODEL, patched or not."),
-                declare(
-                    io.Combo.Input,
+                compute_input(
                     "compute",
-                    options=[DEFAULT, *COMPUTE, AUTO],
-                    default=DEFAULT,
-                    tooltip="Dtype in which the layers compute; it copies nothing. default: what the loader chose. "
+                    "Dtype in which the layers compute; it copies nothing. default: what the loader chose. "
                     "auto: bf16 where this machine has it in hardware, else fp16, else fp32.",
                 ),
-                declare(
-                    io.Combo.Input,
-                    "storage",
-                    options=[DEFAULT, *DTYPES],
-                    default=DEFAULT,
-                    tooltip="Dtype in which the weights are kept; another one than the loader chose needs a copy.",
+                storage_input(
+                    "Dtype in which the weights are kept; another one than the loader chose needs a copy."
                 ),
                 _keep("keep_norms", "the normalisation layers"),
                 _keep("keep_embeddings", "the embedding of time and, where there is one, of the label"),
@@ -66,12 +58,7 @@ class Ref2VSelectModelPrecision(io.ComfyNode):
             outputs=[
                 # not "model": older hosts refuse one id on both sides
                 declare(io.Model.Output, "selected", display_name="model", tooltip="The MODEL in the dtypes chosen."),
-                declare(
-                    io.String.Output,
-                    "report",
-                    display_name="report",
-                    tooltip="What is kept and computes in what, and why; the memory that it takes.",
-                ),
+                report_output("What is kept and computes in what, and why; the memory that it takes."),
             ],
         )
 
@@ -98,7 +85,7 @@ class Ref2VSelectModelPrecision(io.ComfyNode):
             from ..host.model.select import Keep, select_model_precision
         keep = Keep(keep_norms, keep_embeddings, keep_in_out, keep_attention_softmax, keep_layers)
         selected = select_model_precision(model, compute, storage, keep)
-        return io.NodeOutput(selected.model, selected.report, ui=ui.PreviewText(selected.report).as_dict())
+        return selected_output(selected.model, selected.report)
 
 
 NODES = [Ref2VSelectModelPrecision]

@@ -9,13 +9,13 @@ from ...training.precision.presets import PRESETS, preset_plan
 from ..host.absent import absent
 from ..host.api import io, loading, ui
 from ..host.columns import keep_columns
-from ..host.schema import check_choice, declare, node_schema
+from ..host.schema import Node, declare, node_schema
 from .plan_type import PrecisionPlanType
 
 __all__ = ["NODES"]
 
 
-class Ref2VApplyPrecisionPlan(io.ComfyNode):
+class Ref2VApplyPrecisionPlan(Node):
     """Gives MODEL, CLIP and VAE the dtypes of a plan, and says in a table what runs in what, how large it is, and why.
 
     recommended: half precision where it costs nothing to see, FP32 for the VAE decoder. article: all BF16 but the VAE
@@ -30,8 +30,8 @@ class Ref2VApplyPrecisionPlan(io.ComfyNode):
             node_id="Ref2VApplyPrecisionPlan",
             display_name="Precision Plan",
             category="Ref2V/Precision",
-            search_aliases=["dtype preset", "bf16", "fp32 vae", "fp8", "mixed precision"],
             is_output_node=True,
+            search_aliases=["dtype preset", "bf16", "fp32 vae", "fp8", "mixed precision"],
             inputs=[
                 declare(
                     io.Combo.Input,
@@ -72,7 +72,6 @@ class Ref2VApplyPrecisionPlan(io.ComfyNode):
         if all(value is None for value in given.values()):
             raise BadInput("The Precision Plan has nothing to plan for: connect a model, a clip or a vae.")
         if plan is None:
-            check_choice("preset", preset, list(PRESETS))
             plan = preset_plan(preset, device_of(**given))
         planned = apply_plan(plan, **given)
         outputs = [

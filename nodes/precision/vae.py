@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ...training.precision.dtypes import COMPUTE
-from ...training.precision.settle import AUTO, DEFAULT
-from ..host.api import io, loading, ui
-from ..host.schema import declare, node_schema
+from ..host.api import io, loading
+from ..host.schema import Node, declare, node_schema
 from ..host.vae.file import NO_FILES, fingerprint_vae_file, list_vae_files
-
-if TYPE_CHECKING:
-    from ..host.vae.select import SelectedVAE
+from .selectors import compute_input, report_output, selected_output
 
 __all__ = ["NODES"]
 
 CATEGORY = "Ref2V/Precision"
-
-
-def _half(name: str, tooltip: str) -> Any:
-    return declare(io.Combo.Input, name, options=[DEFAULT, *COMPUTE, AUTO], default=DEFAULT, tooltip=tooltip)
-
-
-def _selected(selected: SelectedVAE) -> io.NodeOutput:
-    shown = ui.PreviewText(selected.report).as_dict()
-    return io.NodeOutput(selected.vae, selected.report, ui=shown)
-
-
 _ENCODER = (
     "Dtype of the encoder. default: what the loader chose. auto: bf16 where this machine has it in hardware, else fp32."
 )
@@ -34,7 +19,7 @@ _DECODER = "Dtype of the decoder. default: what the loader chose. auto: fp32, si
 _REPORT = "Which half runs in what, and why; the memory that it takes."
 
 
-class Ref2VSelectVAEPrecision(io.ComfyNode):
+class Ref2VSelectVAEPrecision(Node):
     """Gives the encoder and the decoder of a VAE each a dtype of their own: a BF16 encoder saves time and memory, an
     FP32 decoder keeps the picture clean.
 
@@ -53,13 +38,13 @@ class Ref2VSelectVAEPrecision(io.ComfyNode):
             search_aliases=["vae dtype", "fp32 vae", "bf16 vae", "fp16 vae"],
             inputs=[
                 declare(io.Vae.Input, "vae", tooltip="Any VAE: of pictures, video or sound."),
-                _half("encoder", _ENCODER),
-                _half("decoder", _DECODER),
+                compute_input("encoder", _ENCODER),
+                compute_input("decoder", _DECODER),
             ],
             outputs=[
                 # not "vae": older hosts refuse one id on both sides
                 declare(io.Vae.Output, "selected", display_name="vae", tooltip="The VAE in the dtypes chosen."),
-                declare(io.String.Output, "report", display_name="report", tooltip=_REPORT),
+                report_output(_REPORT),
             ],
         )
 
@@ -74,10 +59,11 @@ class Ref2VSelectVAEPrecision(io.ComfyNode):
     def execute(cls, vae: Any, encoder: str, decoder: str) -> io.NodeOutput:
         with loading(cls):
             from ..host.vae.select import select_vae_precision
-        return _selected(select_vae_precision(vae, encoder, decoder))
+        selected = select_vae_precision(vae, encoder, decoder)
+        return selected_output(selected.vae, selected.report)
 
 
-class Ref2VLoadVAE(io.ComfyNode):
+class Ref2VLoadVAE(Node):
     """Loads a VAE with the weights exactly as they are in the file. The host's own loaders round them to BF16 on most
     GPUs, and what is lost there no later node can bring back.
 
@@ -99,12 +85,12 @@ class Ref2VLoadVAE(io.ComfyNode):
                     options=list_vae_files() or [NO_FILES],
                     tooltip="A file in models/vae, or a checkpoint, of which only the VAE is read.",
                 ),
-                _half("encoder", _ENCODER),
-                _half("decoder", _DECODER),
+                compute_input("encoder", _ENCODER),
+                compute_input("decoder", _DECODER),
             ],
             outputs=[
                 declare(io.Vae.Output, "vae", display_name="vae", tooltip="The VAE in the dtypes chosen."),
-                declare(io.String.Output, "report", display_name="report", tooltip=_REPORT),
+                report_output(_REPORT),
             ],
         )
 
@@ -121,7 +107,8 @@ class Ref2VLoadVAE(io.ComfyNode):
     def execute(cls, file: str, encoder: str, decoder: str) -> io.NodeOutput:
         with loading(cls):
             from ..host.vae.file import load_vae_precisely
-        return _selected(load_vae_precisely(file, encoder, decoder))
+        loaded = load_vae_precisely(file, encoder, decoder)
+        return selected_output(loaded.vae, loaded.report)
 
 
 NODES = [Ref2VSelectVAEPrecision, Ref2VLoadVAE]

@@ -7,6 +7,8 @@ import torch
 from torch.nn import Conv2d, LayerNorm, Linear
 
 from training.errors import BadInput
+from training.precision import assessment
+from training.precision.assessment import choose, describe_picture_error, findings, layers_to_keep, loses_too_much
 from training.precision.audit import SAMPLE, Audit, audit_module, copy_in_dtype
 from training.precision.audit_chart import amplification, chart, difference_picture
 from training.precision.audit_report import AuditPart, report
@@ -14,7 +16,6 @@ from training.precision.device import Support
 from training.precision.layer_kinds import ATTENTION, NORM
 from training.precision.measures import Errors, PictureError, compare_pictures, rescale_error
 from training.precision.plan import PrecisionPlan
-from training.precision.verdict import choose, findings, keeps, loses_too_much, say_picture, visible
 
 NATIVE = {"bf16": Support(True, True), "fp16": Support(True, True)}
 
@@ -189,7 +190,7 @@ def test_a_layer_that_loses_more_than_rounding_is_named_and_those_behind_it_are_
     assert list(faults(audit)) == ["middle"]
     assert loses_too_much(audit.layers["middle"], "bf16") and loses_too_much(audit.layers["middle"], "fp16")
     assert audit.layers["last"].so_far["bf16"].relative > 0.1 > audit.layers["last"].own["bf16"].relative
-    assert keeps(list(audit.layers.values()), "bf16") == (("middle",), ["middle"])
+    assert layers_to_keep(list(audit.layers.values()), "bf16") == (("middle",), ["middle"])
 
 
 def test_what_does_not_run_alone_says_why():
@@ -275,13 +276,14 @@ def test_a_difference_below_sight_is_said_to_be_so():
     fine = picture()
     shift = torch.zeros_like(fine)
     shift[..., 0] = 1.0
-    words = [visible(compare_pictures(fine + size * shift, fine)) for size in (0.0005, 0.2)]
+    words = [assessment.visibility(compare_pictures(fine + size * shift, fine)) for size in (0.0005, 0.2)]
     assert words == ["not visible by eye", "visible by eye"]
-    assert "less than 8-bit rounding" in say_picture("bf16 decode", compare_pictures(fine + 0.0005 * shift, fine))
+    small = compare_pictures(fine + 0.0005 * shift, fine)
+    assert "less than 8-bit rounding" in describe_picture_error("bf16 decode", small)
     broken = fine.clone()
     broken[0, 0, 0, 0] = math.nan
     assert not compare_pictures(broken, fine).finite
-    assert say_picture("fp16 decode", PictureError.broken()).startswith("fp16 decode: NaN or infinity")
+    assert describe_picture_error("fp16 decode", PictureError.broken()).startswith("fp16 decode: NaN or infinity")
 
 
 # ---------------------------------------------------------------------------------------------------- plan and pictures
@@ -301,8 +303,8 @@ def test_the_plan_takes_the_first_good_dtype_that_the_device_has_and_the_range_a
     emulated = {"bf16": Support(True, False, "this CPU emulates bf16")}
     assert "this CPU emulates bf16" in choose({"bf16": good["bf16"]}, emulated, layers).why
     assert choose({}, NATIVE, layers).dtype == "default"
-    assert "middle" in keeps(over, "fp16")[0]
-    assert keeps(layers, "fp16") == ((), []) and keeps(over, "fp32") == ((), [])
+    assert "middle" in layers_to_keep(over, "fp16")[0]
+    assert layers_to_keep(layers, "fp16") == ((), []) and layers_to_keep(over, "fp32") == ((), [])
 
 
 def test_a_plan_goes_through_json_and_refuses_what_it_does_not_know():

@@ -66,7 +66,7 @@ def test_after_two_steps_every_trainable_has_moved_by_a_gradient_of_its_own(
     from training.objectives.residual import objective
     from training.run import train as run
 
-    built, norms, build, take = [], {}, objective.build_unet, run.StepHealth.take
+    built, norms, build, take = [], {}, objective.build_unet, run.StepHealth.update
 
     def keep(shape):
         net = build(shape)
@@ -79,7 +79,7 @@ def test_after_two_steps_every_trainable_has_moved_by_a_gradient_of_its_own(
         return take(self, *given)
 
     monkeypatch.setattr(objective, "build_unet", keep)
-    monkeypatch.setattr(run.StepHealth, "take", look)
+    monkeypatch.setattr(run.StepHealth, "update", look)
     text = {"tokens": 3, "dim": 8, "pooled": 0, "fingerprint": "c0ffee"}
     watcher = watch(stop_after=2)
     config = configure(

@@ -1,6 +1,7 @@
 """The learning-rate schedule and the moving average, against numbers worked out by hand."""
 
 import math
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -51,21 +52,47 @@ def test_the_average_equals_a_series_worked_out_by_hand():
         ema.update(n)
         d = min(0.3, (1 + n) / (10 + n))
         expected = d * expected + (1 - d) * value
-        assert float(ema.net.weight) == pytest.approx(expected, rel=1e-6)
+        assert float(ema.state_dict()["weight"]) == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_average_is_a_network_of_its_own_in_float32():
+def test_the_averages_are_tensors_of_their_own_in_float32():
     net = Linear(2, 2).bfloat16()
     ema = EMA(net, 0.9)
-    assert {p.dtype for p in ema.net.parameters()} == {torch.float32}
-    assert not any(p.requires_grad for p in ema.net.parameters()) and not ema.net.training
-    before = ema.net.weight.clone()
+    average = ema.state_dict()["weight"]
+    assert {tensor.dtype for tensor in ema.state_dict().values()} == {torch.float32} and not average.requires_grad
+    before = average.clone()
     with torch.no_grad():
         net.weight += 1
-    assert torch.equal(ema.net.weight, before)  # moves at update() alone
+    assert torch.equal(average, before)  # moves at update() alone
     ema.update(0)
-    assert not torch.equal(ema.net.weight, before)
+    assert not torch.equal(average, before)
     assert net.weight.dtype == torch.bfloat16 and net.weight.requires_grad
+
+
+@pytest.mark.parametrize("wrap", [lambda net: net, lambda net: nn.Sequential(OrderedDict(module=net))])
+def test_within_swapped_a_network_has_its_averages_and_afterwards_its_weights(wrap):
+    net = Linear(2, 2).bfloat16()
+    ema, outer = EMA(net, 0.9), wrap(net)
+    weight, held = net.weight, net.weight.data_ptr()
+    with torch.no_grad():
+        net.weight += 1
+    before = net.weight.detach().clone()
+    with pytest.raises(KeyError), ema.swapped(outer) as swapped:
+        assert swapped is outer and not net.training and net.weight is weight
+        assert net.weight.dtype == torch.float32 and torch.equal(net.weight, ema.state_dict()["weight"])
+        assert net.weight.data_ptr() == ema.state_dict()["weight"].data_ptr()  # no copy
+        raise KeyError
+    assert net.training and net.weight.data_ptr() == held and torch.equal(net.weight, before)
+
+
+def test_an_average_of_float64_weights_is_float64():
+    net = Linear(2, 2).double()
+    ema = EMA(net, 0.9)
+    with torch.no_grad():
+        net.weight += 1e-12
+    ema.update(0)
+    assert ema.state_dict()["weight"].dtype == torch.float64
+    assert not torch.equal(ema.state_dict()["weight"].float().double(), ema.state_dict()["weight"])
 
 
 def test_a_restored_average_goes_on_as_if_never_stopped():
@@ -75,17 +102,17 @@ def test_a_restored_average_goes_on_as_if_never_stopped():
     ema.update(0)
     copy = EMA(Linear(3, 3), 0.9)
     copy.load_state_dict({k: t.clone() for k, t in ema.state_dict().items()})
-    copy._live = list(net.parameters())
+    copy._live = dict(net.named_parameters())
     with torch.no_grad():
         net.weight.mul_(2)
     ema.update(1), copy.update(1)
-    assert torch.equal(copy.net.weight, ema.net.weight)
+    assert torch.equal(copy.state_dict()["weight"], ema.state_dict()["weight"])
 
 
 def test_the_average_of_bf16_weights_needs_one_float32_copy_at_a_time():
     net = nn.Sequential(*(Linear(64, 64, bias=False) for _ in range(8))).bfloat16()
     ema = EMA(net, 0.9)
-    with StorageMeter(*net.parameters(), *ema.net.parameters()) as meter:
+    with StorageMeter(*net.parameters(), *ema.state_dict().values()) as meter:
         held = meter.live
         ema.update(0)
     assert meter.peak - held == 4 * 64 * 64

@@ -8,7 +8,7 @@ from training.precision import policy
 from training.precision.device import Support, stores, support
 from training.precision.dtypes import COMPUTE, DTYPES, dtype_name
 from training.precision.policy import DIFFUSION_MODEL, TEXT_ENCODER, VAE_DECODER, VAE_ENCODER, automatic
-from training.precision.settle import settle_storage
+from training.precision.resolve import resolve_storage
 
 CPU = torch.device("cpu")
 
@@ -32,7 +32,7 @@ def test_a_dtype_that_cannot_compute_is_found_by_trying(dtype):
 @pytest.mark.parametrize("name", DTYPES)
 def test_every_storage_dtype_can_be_kept_here_though_not_all_compute(name):
     assert stores(CPU, DTYPES[name]) == Support(True, True)
-    assert settle_storage("UNet", name, torch.float16, CPU) == (DTYPES[name], f"UNet: {name}")
+    assert resolve_storage("UNet", name, torch.float16, CPU) == (DTYPES[name], f"UNet: {name}")
 
 
 def test_a_device_that_does_not_give_back_what_it_keeps_is_found_by_trying():
@@ -41,7 +41,7 @@ def test_a_device_that_does_not_give_back_what_it_keeps_is_found_by_trying():
 
 
 def test_storage_that_this_version_does_not_know_stays_as_loaded():
-    dtype, said = settle_storage("UNet", "fp5", torch.float16, CPU)
+    dtype, said = resolve_storage("UNet", "fp5", torch.float16, CPU)
     assert dtype == torch.float16
     assert "as loaded, because this version of the pack does not know the dtype 'fp5'" in said
 

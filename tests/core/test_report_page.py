@@ -12,10 +12,11 @@ from PIL import Image
 from training.errors import TrainingFailed
 from training.objectives.histograms import TimestepHistogram
 from training.objectives.residual import flow
+from training.run.report.charts import draw_times
 from training.run.report.journal import read as read_journal
-from training.run.report.measure_words import measure_words, row_words
+from training.run.report.labels import duration, measure_label, row_label
 from training.run.report.memory_log import MemoryLog
-from training.run.report.page import RunPage, _draw_times
+from training.run.report.page import RunPage
 from training.run.report.report import read_grid, save_grid
 
 
@@ -78,7 +79,7 @@ def test_the_page_of_a_finished_run_shows_what_the_journal_and_the_report_hold(c
     for choice in result.report["choices"]:
         assert re.sub(r"\s+", " ", choice) in said
     for name, row in result.report["evaluation"]["measures"].items():
-        assert row_words(name) in said and f"{row['psnr']:.2f}" in said
+        assert row_label(name) in said and f"{row['psnr']:.2f}" in said
     assert "Means over 1 held-out pair" in said
     with Image.open(result.folder / "report.png") as page:
         page.load()
@@ -212,9 +213,9 @@ def test_the_memory_log_goes_on_where_the_run_does(tmp_path):
 def test_measures_are_called_as_in_the_readme():
     text = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
     for name in ("psnr", "ssim", "spectrum"):
-        assert f"| {measure_words(name)} |" in text
+        assert f"| {measure_label(name)} |" in text
     for name in ("base", "sharpening", "1 step", "8 steps"):
-        assert f"\n| {row_words(name)} |" in text
+        assert f"\n| {row_label(name)} |" in text
 
 
 def test_timesteps_of_sdxls_refiner_are_drawn():
@@ -223,7 +224,7 @@ def test_timesteps_of_sdxls_refiner_are_drawn():
     times = TimestepHistogram(199)
     times.add(torch.arange(0, 200, 3))
     axes = Figure().add_subplot()
-    _draw_times(axes, times.as_json())
+    draw_times(axes, times.as_json())
     assert sum(patch.get_height() for patch in axes.patches) == 67 and axes.get_xlabel() == "timestep"
 
 
@@ -234,3 +235,10 @@ def test_pictures_of_steps_that_are_not_trained_yet_are_left_out(configure, watc
     later.write_bytes((config.run / "validation" / "step-00000004.png").read_bytes())
     watch(stop_after=1).train(config)
     assert "step 4" in text_of(pages[-1]) and "step 8" not in text_of(pages[-1])
+
+
+def test_a_duration_is_written_one_way():
+    seconds = [0.04, 8.24, 9.97, 45.4, 59.7, 75, 3599.6, 3700, 7325]
+    assert [duration(each) for each in seconds] == [
+        "0.0 s", "8.2 s", "10 s", "45 s", "1 min 0 s", "1 min 15 s", "1 h 0 min", "1 h 1 min", "2 h 2 min",
+    ]  # fmt: skip

@@ -108,7 +108,7 @@ def test_a_run_leaves_everything_that_a_person_needs(whole_run):
     found = {path.name for path in result.folder.iterdir() if not path.name.startswith(".")}
     assert found == {
         "refiner.safetensors", "report.json", "loss.png", "grid.png", "config.json", "status.json", "metrics.jsonl",
-        "tensorboard", "validation", "report.png", "memory.jsonl",
+        "tensorboard", "validation", "report.png", "memory.jsonl", "speed.jsonl",
     }
     assert json.loads((result.folder / "status.json").read_text())["state"] == "done"
     grid = Image.open(result.folder / "grid.png")

@@ -72,7 +72,7 @@ def attempt(health, scaler, optimizer, parameter, step, factor=1.0):
     scaler.scale(loss).backward()
     scaler.unscale_(optimizer)
     norm = float(nn.utils.clip_grad_norm_([parameter], 1.0))
-    return health.take(step, 1.0, norm, lambda scale: f"the culprit at {scale:g}", lambda: "kept: step-00000007")
+    return health.update(step, 1.0, norm, lambda scale: f"the culprit at {scale:g}", lambda: "kept: step-00000007")
 
 
 def test_two_hundred_nan_gradients_end_the_run_in_twenty_and_move_nothing():
@@ -122,7 +122,7 @@ def test_one_loss_that_is_not_finite_is_a_skip_like_any_other(loss):
         norm = float(nn.utils.clip_grad_norm_([parameter], 1.0))
         before = parameter.detach().clone()
         given = (loss if bad else 1.0, norm, lambda scale: "", lambda: "")
-        assert health.take(step, *given) is not bad and torch.equal(parameter, before) is bad
+        assert health.update(step, *given) is not bad and torch.equal(parameter, before) is bad
     assert health.state()["skipped"] == 1 and scaler.get_scale() == 32768
 
 
@@ -137,7 +137,7 @@ def attempt_with_loss(health, step):
     health.optimizer.zero_grad()
     health.scaler.scale(float("inf") * health.optimizer.param_groups[0]["params"][0].sum()).backward()
     health.scaler.unscale_(health.optimizer)
-    assert health.take(step, float("inf"), float("inf"), lambda scale: "", lambda: "") is False
+    assert health.update(step, float("inf"), float("inf"), lambda scale: "", lambda: "") is False
 
 
 def test_a_good_step_is_taken_and_an_overflow_skipped():
@@ -158,7 +158,7 @@ def test_the_sentence_is_told_also_where_the_origin_cannot_be_found():
         raise RuntimeError("out of memory")
 
     with pytest.raises(TrainingFailed, match=r"gradient norm inf.*kept"):
-        health.take(1, float("nan"), float("inf"), fails, lambda: "kept: nothing")
+        health.update(1, float("nan"), float("inf"), fails, lambda: "kept: nothing")
 
 
 # ---- where it came from ---------------------------------------------------------------------------------------------

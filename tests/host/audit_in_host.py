@@ -5,175 +5,30 @@ set, is a folder that the charts and difference pictures are written to, for a p
 """
 
 import gc
-import os
 import weakref
-from functools import cache
-from pathlib import Path
 
-from in_host import comfy, error, pack, refusal, sample, torch, write_results  # boots the host
+from audit_probes import (
+    BF16,
+    audit_clip,
+    audit_vae,
+    checkpoint,
+    host_vae,
+    keep,
+    model_part,
+    picture,
+    snapshot,
+    support,
+    whole,
+)
+from audit_vae_in_host import an_overflow_is_named, other_vaes, trained_vae_in_every_dtype, vae_of_a_selector
+from in_host import comfy, error, refusal, sample, torch, write_results  # boots the host
 
 # isort: split
 import comfy.model_management  # noqa: E402
-import comfy.sd  # noqa: E402
 import comfy.utils  # noqa: E402
 from checkpoints import Windows  # noqa: E402
-from trained_vae import template_pictures, trained_vae  # noqa: E402
-from vae_families import FAMILIES, make  # noqa: E402
-
-audit = pack("nodes.host.precision.audit").audit_precision
-audit_clip = pack("nodes.host.clip.audit").audit_clip
-model_part = pack("nodes.host.model.audit")
-audit_vae = pack("nodes.host.vae.audit").audit_vae
-select = pack("nodes.host.vae.select").select_vae_precision
-plans = pack("training.precision.plan")
-LOADED_STATE = pack("nodes.host.patching.private_copy").LOADED_STATE
-findings = pack("training.precision.verdict").findings
-support = pack("training.precision.device").support
-FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
-PICTURES = os.environ.get("REF2V_PICTURES")
-SMALL_CLIP = {"num_hidden_layers": 2}
-
-
-def whole(**inputs):
-    """The audit with the inputs that a check does not name left empty."""
-    empty = dict.fromkeys(("model", "clip", "vae", "image", "positive"))
-    wanted = {"prompt": "a red fox", "sigmas": "early, 1.0", "dtypes": "bf16", "seed": 0, "node_id": None}
-    return audit(**{**empty, **wanted, **inputs})
-
-
-def keep(found, name):
-    """Write the pictures down where a person asked for them."""
-    if PICTURES is None:
-        return
-    from PIL import Image
-
-    folder = Path(PICTURES)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.md").write_text(found.report)
-    for kind, batch in (("chart", found.chart), ("difference", found.differences)):
-        for number, picture in enumerate(batch):
-            Image.fromarray((picture * 255).round().byte().numpy()).save(folder / f"{name}_{kind}{number}.png")
-
-
-def picture(side=128):
-    """A picture that the trained VAE has not seen, [1, side, side, 3]."""
-    return template_pictures(1, side)[0].movedim(0, -1)[None].contiguous()
-
-
-@cache
-def checkpoint(again=0):
-    """(MODEL, CLIP): one level of SD 1.5, and its text encoder cut to two layers."""
-    options = {"clip_l_model_config": SMALL_CLIP}
-    path = os.environ["REF2V_CHECKPOINT"]
-    return comfy.sd.load_checkpoint_guess_config(path, output_vae=False, te_model_options=options)[:2]
-
-
-def snapshot(root, patcher):
-    """What an audit must leave alone: weights, dtypes, hooks, attributes of every module, and the patcher; all models
-    being unloaded, and without what the host's own loading leaves on a module.
-    """
-    comfy.model_management.unload_all_models()
-    by_loading = {*LOADED_STATE, "comfy_cast_weights", "weight_function", "bias_function"}
-    modules = [
-        (name, id(layer), sorted(layer.__dict__.keys() - by_loading), len(layer._forward_hooks),
-         len(layer._forward_pre_hooks), getattr(layer, "comfy_cast_weights", None))
-        for name, layer in root.named_modules()
-    ]  # fmt: skip
-    weights = [
-        (name, id(weight), str(weight.dtype), str(weight.device), weight.double().sum().item(), weight.data_ptr())
-        for name, weight in [*root.named_parameters(), *root.named_buffers()]
-    ]
-    plain = {k: v for k, v in patcher.__dict__.items() if isinstance(v, (int, float, str, dict, list, type(None)))}
-    return repr((modules, weights, getattr(root, "manual_cast_dtype", None), sorted(plain.items(), key=str)))
-
-
-def host_vae(state, dtype=FP32):
-    return comfy.sd.VAE(sd={key: value.clone() for key, value in state.items()}, dtype=dtype)
-
-
-# ----------------------------------------------------------------------------------------------------------- the checks
-
-
-def trained_vae_in_every_dtype():
-    """A decoder that gives pictures: its error in BF16 and FP16, and the same measured beside the audit."""
-    state, pixels = trained_vae(), picture(64)
-    vae = host_vae(state)
-    latent = vae.encode(pixels)
-    straight = vae.decode(latent)
-    large = picture(256)  # of a small one little but the border is left
-    both = (vae.decode(vae.encode(large)), large)
-    before = snapshot(vae.first_stage_model, vae.patcher)
-    seen = audit_vae(vae, pixels, ("bf16", "fp16"), 0, lambda line: None)
-    found = whole(vae=vae, image=pixels, dtypes="bf16 and fp16")
-    keep(found, "trained_vae")
-    by_hand = {}
-    for name, dtype in (("bf16", BF16), ("fp16", FP16)):
-        low = host_vae(state, dtype).decode(latent)
-        by_hand[name] = -10 * float(torch.log10((low - straight).double().square().mean()))
-    decoder = seen.parts[1].audit.layers["taesd_decoder"]
-    return {
-        "like the picture": float(torch.corrcoef(torch.stack([x[:, 32:-32, 32:-32].flatten() for x in both]))[0, 1]),
-        "errors": {half: {name: vars(e) for name, e in by.items()} for half, by in seen.errors.items()},
-        "psnr by hand": by_hand,
-        "so far": {name: decoder.so_far[name].relative for name in ("bf16", "fp16")},
-        "layers": [len(part.layers) for part in seen.parts],
-        "own": {name: max(layer.own[name].relative for layer in seen.parts[1].layers if layer.own) for name in by_hand},
-        "findings": [clause for part in seen.parts for layer in part.layers for clause in findings(layer, ("bf16",))],
-        "report": found.report,
-        "plan": found.plan.to_json(),
-        "native": {name: support(vae.patcher.load_device, dtype).native
-                   for name, dtype in (("bf16", BF16), ("fp16", FP16))},
-        "range used": {name: max(layer.range_used(name) for part in seen.parts[1:] for layer in part.layers)
-                       for name in ("bf16", "fp16")},
-        "differences": list(found.differences.shape),
-        "chart": [*found.chart.shape, float(found.chart.std())],
-        "unchanged": before == snapshot(vae.first_stage_model, vae.patcher),
-        "again": bool(torch.equal(vae.decode(latent), straight)),
-    }
-
-
-def an_overflow_is_named():
-    """A decoder whose middle is so loud that FP16 cannot hold it, and whose end makes up for that."""
-    state = trained_vae()
-    state["taesd_decoder.12.weight"] = state["taesd_decoder.12.weight"] * 3e5
-    state["taesd_decoder.17.weight"] = state["taesd_decoder.17.weight"] / 3e5
-    vae = host_vae(state)
-    found = whole(vae=vae, image=picture(32), dtypes="fp16")
-    keep(found, "overflow")
-    over = [line for line in found.report.splitlines() if line.startswith("- ") and "overflow in fp16" in line]
-    return {"over": over, "report": found.report, "plan": found.plan.vae_decoder}
-
-
-def vae_of_a_selector():
-    """A split VAE is measured by the weights behind it, in either order, and stays what it is."""
-    vae = host_vae(trained_vae())
-    split = select(vae, "bf16", "default").vae
-    pixels = picture(64)
-    latent = split.encode(pixels)
-    one, other = (audit_vae(which, pixels, ("bf16",), 0, lambda line: None) for which in (vae, split))
-    return {
-        "same": one.errors["decoder"]["bf16"] == other.errors["decoder"]["bf16"],
-        "again": bool(torch.equal(split.encode(pixels), latent)),
-        "rounded": whole(vae=host_vae(trained_vae(), BF16), image=pixels).report,
-    }
-
-
-def other_vaes():
-    """One of video, and one that only decodes."""
-    windows = Windows(1 << 20)
-    found = {}
-    for name in ("TAEHV", "TAEHV of Wan 2.2"):
-        family = FAMILIES[name]
-        vae = host_vae(make(name, windows))
-        seen = audit_vae(vae, torch.rand(family.pixels), ("bf16",), 0, lambda line: None)
-        found[name] = {
-            "parts": [part.name for part in seen.parts],
-            "error": seen.errors["decoder"]["bf16"].psnr,
-            "layers": [len(part.layers) for part in seen.parts],
-            "notes": seen.notes,
-            "choices": sorted(seen.choices),
-        }
-    return found
+from trained_vae import trained_vae  # noqa: E402
+from vae_families import make  # noqa: E402
 
 
 def clip_encoders():
@@ -191,7 +46,7 @@ def clip_encoders():
     stored = error(by_hand.encode_from_tokens(tokens), straight)
     (part,) = seen.parts
     return {
-        "said": part.said,
+        "said": part.sentences,
         "stored by hand": stored,
         "layers": len(part.layers),
         "computed": part.audit.layers[""].so_far["bf16"].relative,
@@ -236,7 +91,7 @@ def model_at_sigmas():
     again = bool(torch.equal(sample(model, condition, latent, steps=2), straight))
     return {
         "dtypes": {line: sorted(kinds) for line, kinds in dtypes.items()},
-        "said": {part.name: part.said for part in seen.parts},
+        "said": {part.name: part.sentences for part in seen.parts},
         "layers": [len(part.layers) for part in seen.parts],
         "kinds": sorted({layer.kind for layer in seen.parts[0].layers}),
         "choice": [seen.choice.dtype, seen.choice.why],
@@ -410,6 +265,7 @@ CHECKS = {
         stop_is_heard,
     )
 }
+
 
 if __name__ == "__main__":
     write_results(CHECKS)

@@ -15,8 +15,11 @@ STATE = PACK / ".dev"  # what dev.py keeps: the host, and here the checkpoints b
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if {"host", "host_path"} & set(getattr(item, "fixturenames", ())):
+        asked = set(getattr(item, "fixturenames", ()))
+        if {"host", "host_path"} & asked:
             item.add_marker("host")
+        if "host" in asked:
+            item.add_marker("server")
 
 
 @pytest.fixture(scope="session")

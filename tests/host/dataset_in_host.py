@@ -26,7 +26,7 @@ MIN, BROKEN, BROKEN_UNET = "sd15_min_strided.ckpt", "sd15_min_broken.ckpt", "sd1
 folder_paths.folder_names_and_paths["checkpoints"][0].insert(0, str(CHECKPOINTS))
 host_vae, host_clip = pack("nodes.host.vae.host_vae"), pack("nodes.host.clip.host_clip")
 base_model = pack("nodes.host.model.base_model")
-keys, weights = pack("nodes.host.model.checkpoint_keys"), pack("nodes.host.patching.weights")
+keys, weights = pack("nodes.host.model.checkpoint_keys"), pack("nodes.host.patching.fingerprint")
 building = "nodes.host.dataset"
 
 with torch.inference_mode():

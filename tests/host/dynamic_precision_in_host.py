@@ -22,18 +22,24 @@ import comfy.model_patcher  # noqa: E402
 import folder_paths  # noqa: E402
 from clip_families import FAMILIES, host_clip, tokens_of  # noqa: E402
 from newest_host.loading import load_clip, load_model, load_vae, mapped_digest, write_file  # noqa: E402
+from precision_nodes import (  # noqa: E402
+    BF16,
+    FP16,
+    FP32,
+    Keep,
+    guard_vae,
+    guards,
+    load_vae_precisely,
+    model_dtypes,
+    select_clip,
+    select_model,
+    select_vae,
+)
 from unets import conditioning, file_of, with_lora  # noqa: E402
 from vae_families import make  # noqa: E402
-from vae_precision_in_host import WINDOWS  # noqa: E402
+from vae_probes import WINDOWS  # noqa: E402
 
-select_model = pack("nodes.host.model.select").select_model_precision
-model_dtypes = pack("nodes.host.model.select").model_dtypes
-Keep = pack("nodes.host.model.select").Keep
-select_clip = pack("nodes.host.clip.select").select_clip_precision
-select_vae = pack("nodes.host.vae.select").select_vae_precision
-load_vae_precisely = pack("nodes.host.vae.file").load_vae_precisely
 FOLDER = tempfile.TemporaryDirectory(prefix="ref2v-")
-FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 NAME = "SD 1.5"
 
 
@@ -227,8 +233,7 @@ def guard_audit_and_plan():
     source, clip = model(), host_clip("SD 1")
     comfy.model_management.vae_dtype = lambda *_: FP16
     vae = load_vae(str(vae_file()))
-    guards = pack("nodes.host.patching.guard")
-    guarded = pack("nodes.host.vae.guard").guard_vae(vae, guards.Guard(guards.RERUN))
+    guarded = guard_vae(vae, guards.Guard(guards.RERUN))
     vae.first_stage_model.taesd_decoder[1].bias.data.fill_(1e5)  # past what FP16 holds; the file's FP32 does hold it
     mended = guarded.decode(torch.randn(1, 4, 8, 8))
     vae = load_vae(str(vae_file()))
@@ -257,7 +262,6 @@ def a_cancel_is_never_swallowed():
     found = {"is an Exception": issubclass(cancelled, Exception)}
     source = model()
     source.cached_patcher_init = (stop, ())
-    guards = pack("nodes.host.patching.guard")
     call = guards.Call(lambda _layer: "UNet", torch.nn.Identity(), FP16, {}, lambda: torch.tensor(float("nan")), stop)
     for what, action in {
         "reload": lambda: select_model(source, "default", "fp16"),

@@ -14,12 +14,11 @@ from in_host import comfy, error, pack, refusal, sample, torch, write_results  #
 import comfy.ldm.modules.attention  # noqa: E402
 import comfy.model_management  # noqa: E402
 from newest_host.packed_weights import pack_blocks  # noqa: E402
+from precision_nodes import LOADED_STATE, Keep, model_fingerprint, select_model  # noqa: E402
 from unets import CONFIGS, conditioning, control_net, host_model, scaled_fp8_model, with_lora  # noqa: E402
 
 precision = pack("nodes.host.model.select")
-select, Keep = precision.select_model_precision, precision.Keep
-fingerprint = pack("nodes.host.model.base_model").model_fingerprint
-LOADED_STATE = pack("nodes.host.patching.private_copy").LOADED_STATE
+select, fingerprint = select_model, model_fingerprint
 
 
 def latent(model, name, control=None):

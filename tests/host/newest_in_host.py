@@ -23,20 +23,24 @@ from clip_families import file_of as clip_file  # noqa: E402
 from clip_families import tokens_of  # noqa: E402
 from newest_host.loading import load_clip, load_model, load_vae, mapped_digest, write_file  # noqa: E402
 from newest_host.packed_weights import Blocks, Scaled, pack_blocks, quantize  # noqa: E402
+from precision_nodes import (  # noqa: E402
+    BF16,
+    FP16,
+    FP32,
+    Keep,
+    guard_model,
+    guards,
+    model_fingerprint,
+    select_clip,
+    select_model,
+    select_vae,
+)
 from unets import conditioning, file_of, with_lora  # noqa: E402
 from vae_families import FAMILIES, make, rounded_windows  # noqa: E402
 
-select_model = pack("nodes.host.model.select").select_model_precision
-Keep = pack("nodes.host.model.select").Keep
-select_clip = pack("nodes.host.clip.select").select_clip_precision
-select_vae = pack("nodes.host.vae.select").select_vae_precision
-fingerprint = pack("nodes.host.model.base_model").model_fingerprint
-guards = pack("nodes.host.patching.guard")
-guard_model = pack("nodes.host.model.guard").guard_model
 plans = pack("nodes.host.precision.plan")
 preset_plan = pack("training.precision.presets").preset_plan
 FOLDER = Path(tempfile.mkdtemp(prefix="ref2v-"))
-FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 NAME = "SD 1.5"
 
 
@@ -119,14 +123,15 @@ def packed(make_model, kind):
     found["still packed"] = sum(isinstance(weight, kind) for weight in source.model.parameters()) > 5
     found["again"] = torch.equal(drawn(source), straight)
     found["default gives the source"] = select_model(stored.model).model is source
-    found["fingerprint"] = refusal(lambda: fingerprint(source))
+    found["fingerprint"] = refusal(lambda: model_fingerprint(source))
     if found["fingerprint"] == "PASSED":
         other = make_model()
         for layer in other.model.diffusion_model.modules():
             if isinstance(getattr(layer, "weight", None), kind):
                 _damage(layer.weight)
         same = make_model()
-        found["fingerprints"] = [fingerprint(same) == fingerprint(source), fingerprint(other) != fingerprint(source)]
+        known = model_fingerprint(source)
+        found["fingerprints"] = [model_fingerprint(same) == known, model_fingerprint(other) != known]
     return found
 
 
@@ -246,7 +251,7 @@ def audited_clip():
 
 def refiner():
     """Load Refiner gives a dynamic MODEL over the file's weights, in two dtypes, and one for another GPU."""
-    from refiner_in_host import refiner_file
+    from refiner_probes import refiner_file
 
     path = refiner_file()[0]
     module = pack("nodes.host.refiner.model")

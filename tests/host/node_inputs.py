@@ -1,6 +1,6 @@
 """What a saved workflow relies on: the ids, order and types of every node's inputs and outputs, as committed.
 
-node_inputs.json is the promise. `dev/make_english.py` writes it anew, but only where it has grown as it may.
+node_inputs.json is the promise. `dev/write_node_inputs.py` writes it anew, but only where it has grown as it may.
 """
 
 import json

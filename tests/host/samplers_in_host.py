@@ -18,7 +18,7 @@ from pathlib import Path
 from in_host import WORK, comfy, pack, refusal, sample, torch, write_results  # boots the host
 
 model_module = pack("nodes.host.refiner.model")
-sampling_module = pack("nodes.host.refiner.sampling")
+sampler_rules = pack("nodes.host.refiner.sampler_rules")
 flow = pack("training.objectives.residual.flow")
 file_module = pack("training.objectives.residual.file")
 unet_module = pack("training.objectives.residual.unet")
@@ -149,14 +149,14 @@ def check_samplers(names=None):
     bench, found = Bench(), {}
     for name in names or comfy.samplers.SAMPLER_NAMES:
         sampler = comfy.samplers.sampler_object(name)
-        entry = {"refusal": refusal(lambda sampler=sampler: sampling_module.check_sampler(sampler, 8))}
-        kept = dict(sampling_module.REFUSED)
-        sampling_module.REFUSED.clear()
+        entry = {"refusal": refusal(lambda sampler=sampler: sampler_rules.check_sampler(sampler, 8))}
+        kept = dict(sampler_rules.REFUSED)
+        sampler_rules.REFUSED.clear()
         try:
             for steps in (8, 16):
                 entry[str(steps)] = bench.measure(name, steps=steps)
         finally:
-            sampling_module.REFUSED.update(kept)
+            sampler_rules.REFUSED.update(kept)
         found[name] = entry
     return found
 
@@ -187,7 +187,7 @@ def check_options():
     sigmas = comfy.samplers.calculate_sigmas(bench.model.get_model_object("model_sampling"), "simple", 8)
     found = {}
     for name, options in (
-        *((name, {switch: 0}) for name, (_, switch) in sampling_module.REFUSED.items() if switch),
+        *((name, {switch: 0}) for name, (_, switch) in sampler_rules.REFUSED.items() if switch),
         ("euler", {"s_churn": 1.0}),
         ("dpm_adaptive", {"eta": 1.0}),
         ("dpmpp_2m_sde", {"eta": 0.5}),

@@ -6,7 +6,7 @@
 from functools import partial
 
 from in_host import comfy, pack, refusal, sample, torch, write_results  # boots the host
-from model_memory_in_host import SD15, StorageMeter, estimates, make_model, make_vae, traced
+from memory_probes import SD15, StorageMeter, estimates, make_model, make_vae, traced
 
 precision = pack("nodes.host.model.select")
 vae_precision = pack("nodes.host.vae.select")
@@ -168,7 +168,7 @@ def check_clips():
 def check_families():
     """{family of VAE: {kind of MODEL: phases, or the sentence}}."""
     import vae_families
-    from model_memory_in_host import OTHERS
+    from memory_probes import OTHERS
 
     models = {"SD15": make_model("SD15", torch.float32, **SD15)}
     models |= {kind: make_model(kind, torch.float32, **OTHERS[kind]) for kind in ("Flux", "WAN21_T2V")}

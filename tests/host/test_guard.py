@@ -107,7 +107,7 @@ def test_vae_composes_with_select(check):
 
 
 def test_two_guards_are_the_last_one(check):
-    assert check == {"vae": True, "one shell": True, "model": [True], "clip": True}
+    assert check == {"vae": True, "one subclass": True, "model": [True], "clip": True}
 
 
 def test_objects_go_when_nobody_uses_them(check):

@@ -9,7 +9,7 @@ from tests.host.server import PACK_NAME
 def test_inputs_and_outputs_are_those_that_were_promised(host):
     now = of_nodes(host.object_info(), PACK_NAME)
     assert broken_promises(promised(), now) == []
-    assert now == promised(), "a node has grown: run dev/make_english.py, which writes the promise anew"
+    assert now == promised(), "a node has grown: run dev/write_node_inputs.py, which writes the promise anew"
 
 
 def test_what_would_move_the_values_of_a_saved_workflow_is_a_broken_promise():

@@ -1,4 +1,4 @@
-"""What a node says of its run, in a browser: on the node, in two front ends and both their ways of drawing nodes."""
+"""What a node says, in a browser and in two front ends: of itself, and of its run in both ways of drawing nodes."""
 
 import json
 import subprocess
@@ -8,9 +8,9 @@ import pytest
 
 from tests.host.browser import HOW_TO_INSTALL, find_chromium, front_end, newest_front_end
 from tests.host.conftest import STATE
-from tests.host.server import HostServer
+from tests.host.server import PACK_NAME, HostServer
 
-pytestmark = pytest.mark.skipif(find_chromium() is None, reason=HOW_TO_INSTALL)
+pytestmark = [pytest.mark.skipif(find_chromium() is None, reason=HOW_TO_INSTALL), pytest.mark.server]
 
 NODE = 1
 ATTENTION = {
@@ -31,6 +31,34 @@ box => {
     return {
         font: style.fontFamily, scrolls: style.overflowY, more: box.scrollHeight > box.clientHeight,
         row: getComputedStyle(row).whiteSpace, fences: box.textContent.includes('```'),
+    }
+}
+"""
+
+# A node on the screen, and the point of its title; what a node says of itself, in the shape of /object_info.
+TITLE_IN_SIGHT = """
+type => {
+    const node = LiteGraph.createNode(type)
+    app.graph.clear()
+    app.graph.add(node)
+    node.pos = [0, 0]
+    app.canvas.ds.scale = 1
+    app.canvas.ds.offset = [300, 200]
+    app.graph.setDirtyCanvas(true, true)
+    const box = app.canvas.canvas.getBoundingClientRect()
+    return [box.left + 390, box.top + 185]
+}
+"""
+WORDS = """
+type => {
+    const node = LiteGraph.createNode(type), said = node.constructor.nodeData
+    const label = slot => slot.label ?? slot.localized_name ?? slot.name
+    return {
+        title: node.title,
+        description: said.description,
+        inputs: Object.values(said.inputs).map(input => [input.name, input.tooltip]),
+        labels: [...node.inputs ?? [], ...node.widgets ?? []].map(label),
+        outputs: node.outputs.map((slot, i) => [label(slot), said.outputs[i].tooltip]),
     }
 }
 """
@@ -97,3 +125,27 @@ def test_what_a_node_says_stands_on_it(request, which, nodes_2):
         assert page.evaluate(TEXT) == ""
         run(page, host, 24)
         assert errors == []
+
+
+@pytest.mark.parametrize(("which", "language"), [("host", "en-US"), ("newest", "fr-FR")])
+def test_where_no_file_has_a_text_the_front_end_reads_it_from_the_schema(request, which, language):
+    """locales/en has the names of nodes alone, and none of another language but Chinese."""
+    host = request.getfixturevalue(which)
+    ours = {name: node for name, node in host.object_info().items() if PACK_NAME in node["python_module"]}
+    with front_end(host, locale=language) as page:
+        for name, node in ours.items():
+            words = page.evaluate(WORDS, name)
+            asked = {**node["input"].get("required", {}), **node["input"].get("optional", {})}
+            inputs = [(key, spec[1]["tooltip"]) for key, spec in asked.items()]
+            outputs = zip(node["output_name"], node["output_tooltips"], strict=True)
+            assert words["title"] == node["display_name"]
+            assert words["description"] == node["description"]
+            assert sorted(map(tuple, words["inputs"])) == sorted(inputs)
+            assert {key for key, _ in inputs} <= set(words["labels"])
+            assert words["outputs"] == [list(pair) for pair in outputs]
+        x, y = page.evaluate(TITLE_IN_SIGHT, "Ref2VTrainRefiner")
+        page.wait_for_timeout(300)
+        page.mouse.click(x, y, button="right")
+        menu = page.locator(".litemenu-title")
+        menu.wait_for()
+        assert menu.inner_text() == "Train Refiner"

@@ -6,110 +6,38 @@ See in_host.py for how it is run.
 import copy
 import functools
 import gc
-import importlib.util
 import inspect
-import os
 import re
 import weakref
-import zlib
-from pathlib import Path
 
 from in_host import WANTED, comfy, error, pack, refusal, torch, write_results  # boots the host
+from vae_file_in_host import a_file_is_read_once, damaged_files_are_named, files_of_one_half
+from vae_probes import (
+    BF16,
+    FP16,
+    FP32,
+    HAS,
+    LARGE,
+    WINDOWS,
+    Layers,
+    class_name,
+    decoded,
+    encoded,
+    equal,
+    failure,
+    host_vae,
+    inputs,
+    part,
+    select,
+    snapshot,
+    taesd,
+)
 
 # isort: split
 import comfy.model_management  # noqa: E402
 import comfy.sd  # noqa: E402
 import comfy.taesd.taesd  # noqa: E402
-import comfy.utils  # noqa: E402
-import folder_paths  # noqa: E402
-from vae_families import FAMILIES, make, rounded_windows  # noqa: E402
-
-select = pack("nodes.host.vae.select").select_vae_precision
-vae_file = pack("nodes.host.vae.file")
-class_name = pack("nodes.host.vae.host_vae").class_name
-LOADED_STATE = pack("nodes.host.patching.private_copy").LOADED_STATE
-FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
-WINDOWS = rounded_windows()
-
-
-def host_vae(state, dtype=FP32, metadata=None):
-    """What the host's loader makes of a file, under the flag for that dtype."""
-    return comfy.sd.VAE(sd=dict(state), dtype=dtype, metadata=metadata)
-
-
-def inputs(family):
-    torch.manual_seed(1)
-    return torch.rand(family.pixels), torch.randn(family.latent)
-
-
-def encoded(vae, family):
-    """[whole, tiled] latents."""
-    pixels, _ = inputs(family)
-    tiles = {key: size * family.scale for key, size in (family.tiles or {}).items()}
-    return [vae.encode(pixels), *([vae.encode_tiled(pixels, **tiles)] if tiles else [])]
-
-
-def decoded(vae, family):
-    """[whole, tiled] pixels."""
-    _, latent = inputs(family)
-    return [vae.decode(latent, family.options), *([vae.decode_tiled(latent, **family.tiles)] if family.tiles else [])]
-
-
-def equal(ones, others):
-    same = all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(ones, others, strict=True))
-    return same and all(torch.isfinite(a).all() and a.std() > 0 for a in ones)
-
-
-def snapshot(vae):
-    """Everything about a VAE that a selector must leave alone."""
-    module = vae.first_stage_model
-    layers = [
-        (name, id(layer), sorted(layer.__dict__), len(layer._forward_hooks), len(layer._forward_pre_hooks))
-        for name, layer in module.named_modules()
-    ]
-    weights = [
-        (name, id(weight), weight.dtype, str(weight.device), checksum(weight), weight.data_ptr())
-        for name, weight in [*module.named_parameters(), *module.named_buffers()]
-    ]
-    booked = [(name, str(module.__dict__[name])) for name in LOADED_STATE if name in module.__dict__]
-    patcher = [(name, str(value)) for name, value in sorted(vae.patcher.__dict__.items())]
-    return repr((layers, weights, booked, patcher, [(k, id(v)) for k, v in sorted(vae.__dict__.items())]))
-
-
-def part(vae, path):
-    """A part of the VAE's module; a shared one is an attribute, not a child."""
-    return functools.reduce(getattr, path.split("."), vae.first_stage_model)
-
-
-def checksum(weight):
-    """Of every 61st byte: some families have more than a thousand million values."""
-    return zlib.adler32(weight.detach().reshape(-1).view(torch.uint8)[::61].numpy().tobytes())
-
-
-class Layers:
-    """Within the block, `seen` gathers the dtypes of inputs and weights of every layer that runs, by half."""
-
-    def __init__(self, vae, family):
-        self.seen = {"encoder": set(), "decoder": set()}
-        self._half = {}
-        for half, names in zip(self.seen, family.halves, strict=True):
-            for layer in [layer for name in names.split() for layer in part(vae, name).modules()]:
-                if torch.is_tensor(weight := getattr(layer, "weight", None)) and weight.ndim > 1:
-                    self._half[layer] = half
-
-    def __enter__(self):
-        self._hook = torch.nn.modules.module.register_module_forward_pre_hook(self._look)
-        return self
-
-    def __exit__(self, *_):
-        self._hook.remove()
-
-    def _look(self, layer, args):
-        if layer in self._half:
-            self.seen[self._half[layer]] |= {str(args[0].dtype), str(layer.weight.dtype)}
-
-    def dtypes(self):
-        return {half: sorted(found) for half, found in self.seen.items()}
+from vae_families import FAMILIES, make  # noqa: E402
 
 
 def family(name):
@@ -166,19 +94,6 @@ def family(name):
         found["encoder refused"] = refusal(lambda: select(coarse, "bf16", "default"))
     found["default gives the source"] = select(select(clean, "default", "fp16").vae).vae is coarse
     return found
-
-
-def failure(action):
-    """What the host itself says to something that it cannot do."""
-    try:
-        action()
-    except RuntimeError as said:
-        return str(said)
-    return ""
-
-
-def taesd(dtype=FP32):
-    return host_vae(make("TAESD", WINDOWS), dtype)
 
 
 def objects_are_shared_weakly():
@@ -281,33 +196,6 @@ def as_the_dataset_builder_meets_it():
     }
 
 
-def files_of_one_half():
-    """Files that hold an encoder or a decoder alone, by the host's loader and by ours."""
-    load = vae_file.load_vae_precisely
-    lacking = pack("nodes.host.vae.halves").lacking_in_file
-    cascade, small = make("Stable Cascade C (StageC_coder)", WINDOWS), make("TAESD", WINDOWS)
-    halves = [
-        host_vae({key.removeprefix(name): value for key, value in cascade.items() if key.startswith(name)})
-        for name in ("encoder.", "previewer.")
-    ]
-    folder = Path(folder_paths.get_folder_paths("vae")[0])
-    folder.mkdir(parents=True, exist_ok=True)
-    decoder = {key: value for key, value in small.items() if not key.startswith("taesd_encoder")}
-    comfy.utils.save_torch_file(own_memory(decoder), str(folder / "decoder.safetensors"))
-    with torch.device("meta"):
-        mochi = FAMILIES["Mochi (VideoVAE)"].module()
-    return {
-        "effnet": refusal(lambda: select(halves[0], "default", "fp32")),
-        "effnet's encoder": select(halves[0], "bf16", "default").report.splitlines()[1],
-        "previewer": refusal(lambda: select(halves[1], "bf16", "default")),
-        "previewer's decoder": select(halves[1], "default", "bf16").report.splitlines()[2],
-        "taesd": refusal(lambda: load("decoder.safetensors", "bf16", "fp32")),
-        "taesd's decoder": load("decoder.safetensors", "default", "bf16").report.splitlines()[2],
-        "mochi": [lacking(keys, mochi) for keys in (["blocks.0.0.weight"], ["layers.0.weight"])],
-        "mochi whole": lacking(mochi.state_dict(), mochi),
-    }
-
-
 def what_other_packs_put_on_a_vae():
     """An attribute set between two selectors, on a copy of the object as well-behaved packs make it."""
     source = taesd()
@@ -326,66 +214,6 @@ def what_other_packs_put_on_a_vae():
         "restored runs on the source's weights": restored.patcher is source.patcher,
         "nothing put, nothing copied": straight is source,
     }
-
-
-def own_memory(state):
-    return {key: value.clone(memory_format=torch.contiguous_format) for key, value in state.items()}
-
-
-def a_file_is_read_once():
-    """Two dtypes of one file are one model; a file that was replaced is another."""
-    load_file, times = comfy.utils.load_torch_file, []
-
-    def counting(path, *args, **kwargs):
-        times.append(path)
-        return load_file(path, *args, **kwargs)
-
-    folder = Path(folder_paths.get_folder_paths("vae")[0])
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "once.safetensors"
-    state = own_memory(make("TAESD", WINDOWS))
-    comfy.utils.save_torch_file(state, str(path))
-    comfy.utils.load_torch_file = counting
-    try:
-        given = [("fp32", "fp32"), ("bf16", "fp32"), ("default", "bf16")]
-        fingerprints, latent = [], torch.randn(1, 4, 8, 8)
-        for encoder, decoder in given:  # as the host does: asked for, what the last prompt made is gone, made
-            fingerprints.append(vae_file.fingerprint_vae_file(path.name, encoder, decoder))
-            made = None
-            gc.collect()
-            made = vae_file.load_vae_precisely(path.name, encoder, decoder).vae
-        reads, before = len(times), made.decode(latent)
-        state["taesd_decoder.1.weight"] = state["taesd_decoder.1.weight"] * 2
-        comfy.utils.save_torch_file(state, str(path))
-        os.utime(path, ns=(1, 1))
-        fingerprints.append(vae_file.fingerprint_vae_file(path.name, *given[-1]))
-        replaced = vae_file.load_vae_precisely(path.name, *given[-1]).vae
-        known = weakref.ref(replaced)
-        del made, replaced
-        gc.collect()
-        return {"reads": reads, "reads after": len(times), "differs": known() is None,
-                "fingerprints": len({*fingerprints}), "seen": bool(before.std() > 0)}  # fmt: skip
-    finally:
-        comfy.utils.load_torch_file = load_file
-
-
-def damaged_files_are_named():
-    folder = Path(folder_paths.get_folder_paths("vae")[0])
-    folder.mkdir(parents=True, exist_ok=True)
-    whole = folder / "whole.safetensors"
-    comfy.utils.save_torch_file(own_memory(make("TAESD", WINDOWS)), str(whole))
-    files = {
-        "empty.safetensors": b"", "page.safetensors": b"<!DOCTYPE html><html>not found</html>",
-        "page.pt": b"<!DOCTYPE html>", "cut.safetensors": whole.read_bytes()[:100_000], "empty.ckpt": b"",
-    }  # fmt: skip
-    said = {}
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-        said[name] = refusal(lambda name=name: vae_file.load_vae_precisely(name, "fp32", "fp32"))
-    comfy.utils.save_torch_file({"some.weight": torch.zeros(2)}, str(folder / "other.safetensors"))
-    said["other.safetensors"] = refusal(lambda: vae_file.load_vae_precisely("other.safetensors", "fp32", "fp32"))
-    said["a path of the server"] = [name for name, line in said.items() if str(folder) in line]
-    return said
 
 
 def matrices_are_multiplied_in_float32():
@@ -461,8 +289,6 @@ def classes():
     return {"host": sorted(set(made)), "known": sorted(pack("nodes.host.vae.halves")._FAMILIES)}
 
 
-LARGE = {name for name, kind in FAMILIES.items() if kind.large}
-HAS = {package: importlib.util.find_spec(package) is not None for package in ("torchaudio",)}
 CHECKS = {name: lambda name=name: family(name) for name, kind in FAMILIES.items() if HAS.get(kind.needs, True)} | {
     check.__name__: check
     for check in (
@@ -480,6 +306,7 @@ CHECKS = {name: lambda name=name: family(name) for name, kind in FAMILIES.items(
         what_is_refused,
     )
 }
+
 
 if __name__ == "__main__":
     write_results({name: check for name, check in CHECKS.items() if WANTED or name not in LARGE})

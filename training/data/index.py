@@ -5,37 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
 from ..errors import BadInput
 from ..storage.files import sha256_file
+from .pairs import Pair, PairTable, pair_of
+from .tensor_files import DTYPES
 
 FORMAT = "ref2v-dataset"
-VERSION = 1
+VERSION = 2
+VERSIONS = (1, 2)
 INDEX = "index.json"
-SPLITS = ("train", "held_out")
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """One target latent z with its base latent b: where it lies, and where it came from.
-
-    `height` and `width` are latent cells. `source` is relative to the picture folder and `sha256` is that file's.
-    Pairs of one `group` (siblings of one picture) are all on the same side of the split.
-    """
-
-    shard: str
-    row: int
-    height: int
-    width: int
-    split: str
-    source: str
-    sha256: str
-    group: str
-    flip: bool
-    caption: str
+TABLE = "pairs.safetensors"
 
 
 def index_text(index: dict) -> str:
@@ -51,16 +35,11 @@ def content_hash(index: dict) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def pair_entry(pair: Pair) -> dict[str, Any]:
-    """A pair as `index.json` holds it."""
-    return asdict(pair)
+def read_index(folder: str | Path, *, verify: bool = False) -> tuple[dict, PairTable]:
+    """Read and check `index.json`, the table of pairs, and the shards that it names.
 
-
-def read_index(folder: str | Path, *, verify: bool = False) -> tuple[dict, tuple[Pair, ...]]:
-    """Read and check `index.json` and the shards that it names.
-
-    The index's own hash and the presence and size of every shard are always checked; with `verify` every shard is
-    also read through and its SHA-256 compared.
+    The index's own hash, the table's and the presence and size of every shard are always checked; with `verify` every
+    shard is also read through and its SHA-256 compared.
 
     Raises:
         BadInput: the folder is missing or no dataset, was changed, is of another version, or lacks (part of) a shard.
@@ -72,24 +51,43 @@ def read_index(folder: str | Path, *, verify: bool = False) -> tuple[dict, tuple
     except OSError as error:
         raise BadInput(f"The dataset folder {folder} cannot be read: {error.strerror or error}.") from error
     index = _parse(folder)
-    if index.get("version") != VERSION:
+    if index.get("version") not in VERSIONS:
         raise BadInput(
-            f"The dataset {folder} has version {index.get('version')!r} of its format, and this program reads "
-            f"version {VERSION}: build it again, or update the program."
+            f"The dataset {folder} has version {index.get('version')!r} of its format, and this program reads the "
+            f"versions {', '.join(map(str, VERSIONS))}: build it again, or update the program."
         )
     if index.get("content_hash") != content_hash(index):
         raise BadInput(f"{INDEX} of the dataset {folder} was changed after the dataset was built: build it again.")
     try:
         for shard in index["shards"]:
-            check_shard(folder, shard["name"], shard["bytes"], shard["sha256"] if verify else None)
-        pairs = tuple(Pair(**{field.name: entry[field.name] for field in fields(Pair)}) for entry in index["pairs"])
+            whole = verify or (index["version"] > 1 and shard["name"] == TABLE)
+            check_shard(folder, shard["name"], shard["bytes"], shard["sha256"] if whole else None)
+        if index["version"] == 1:
+            pairs = [pair_of(entry) for entry in index["pairs"]]
+            _check_listed(folder, index, pairs)
+            return index, PairTable.of(pairs)
+        if index["dtype"] not in DTYPES:
+            raise BadInput(f"{INDEX} of the dataset {folder} names a dtype that this program does not know.")
+        return index, _read_table(folder, index)
     except (KeyError, TypeError) as error:
         raise BadInput(f"{INDEX} of the dataset {folder} lacks a field that it must have: {error}.") from error
+
+
+def _read_table(folder: Path, index: dict) -> PairTable:
+    names = [shard["name"] for shard in index["shards"]]
+    if TABLE not in names:
+        raise BadInput(f"{INDEX} of the dataset {folder} does not list {TABLE}.")
+    try:
+        return PairTable.of_tensors(load_file(folder / TABLE), names, index["subsets"])
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise BadInput(f"The file {TABLE} of the dataset {folder} cannot be read: {error}.") from error
+
+
+def _check_listed(folder: Path, index: dict, pairs: list[Pair]) -> None:
     known = {shard["name"] for shard in index["shards"]}
     for pair in pairs:
         if pair.shard not in known:
             raise BadInput(f"{INDEX} of the dataset {folder} names a shard that it does not list: {pair.shard!r}.")
-    return index, pairs
 
 
 def check_shard(folder: Path, name: str, size: int, sha256: str | None) -> None:

@@ -20,8 +20,10 @@ __all__ = ["batches", "is_dead_loader"]
 _PATIENCE = 5.0  # seconds that a process has to end by itself
 
 
-def batches(source: BatchSource, first: int, workers: int, device: torch.device) -> Iterator[dict[str, Any]]:
-    """Micro-batches from the absolute index `first` on, without end, on the device.
+def batches(
+    source: BatchSource, first: int, workers: int, device: torch.device, every: int = 1
+) -> Iterator[dict[str, Any]]:
+    """Micro-batches from the absolute index `first` on, each or every so many, without end, on the device.
 
     Without loader processes a thread reads ahead; closing the iterator ends it, or them. What goes wrong with a batch
     is raised in its place, whether it was read in another process or here: a BadInput as it was, anything else as
@@ -31,7 +33,7 @@ def batches(source: BatchSource, first: int, workers: int, device: torch.device)
     loader = DataLoader(
         _Carrying(source),
         batch_size=None,
-        sampler=range(first, first + 2**40),
+        sampler=range(first, first + 2**40, every),
         num_workers=workers,
         multiprocessing_context=context if workers else None,
         pin_memory=device.type == "cuda",

@@ -9,20 +9,32 @@ from torch import Tensor
 
 
 class ResidualMeter:
-    """RMS(z - b) over every element of every pair it is given, accumulated in float64."""
+    """RMS(z - b) over every element of every pair it is given, each counting as its mask says; in float64."""
 
     def __init__(self):
         self._sum = 0.0
-        self._count = 0
+        self._count: float = 0
 
-    def add(self, z: Tensor, b: Tensor) -> None:
-        """Add one pair, both [C, h, w]."""
-        self._sum += (z.double() - b.double()).square().sum().item()
-        self._count += z.numel()
+    def add(self, z: Tensor, b: Tensor, mask: Tensor | None = None) -> None:
+        """Add one pair, both [..., C, h, w]; mask: [..., 1, h, w] in 0..1."""
+        squares = (z.double() - b.double()).square()
+        if mask is None:
+            self._count += z.numel()
+        else:
+            squares *= mask.double()
+            self._count += mask.double().sum().item() * z.shape[-3]
+        self._sum += squares.sum().item()
 
     def rms(self) -> float:
         """The RMS so far, rounded to 9 digits: the order in which a CPU adds must not change a dataset's hash."""
         return float(f"{math.sqrt(self._sum / self._count):.9g}") if self._count else 0.0
+
+    def state(self) -> list[float]:
+        """As JSON, for a build that is gone on with."""
+        return [self._sum, self._count]
+
+    def restore(self, state: list[float]) -> None:
+        self._sum, self._count = state
 
 
 class PreviewFit:
@@ -53,3 +65,12 @@ class PreviewFit:
         solution = torch.linalg.pinv(self._gram / self._count, hermitian=True) @ (self._moment / self._count)
         rows = [[float(f"{value:.6g}") for value in row] for row in solution.tolist()]
         return {"weight": rows[:-1], "bias": rows[-1]}
+
+    def state(self) -> list:
+        """As JSON, for a build that is gone on with."""
+        return [self._gram.tolist(), self._moment.tolist(), self._count]
+
+    def restore(self, state: list) -> None:
+        gram, moment, self._count = state
+        self._gram = torch.tensor(gram, dtype=torch.float64)
+        self._moment = torch.tensor(moment, dtype=torch.float64)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..errors import BadInput
-from .attention import AttentionCall
+from .attention_call import AttentionCall
 
 __all__ = ["LARGEST_SIDE", "PRESETS", "Latent", "Layer", "Level", "ModelShape"]
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from .attention import AttentionCall, attention_peak
+from .attention import attention_peak
+from .attention_call import AttentionCall
 from .machine import Machine
 from .meter import StorageMeter
 from .vae_attention import vae_attention_bytes

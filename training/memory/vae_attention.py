@@ -5,7 +5,8 @@ Source: comfy/ldm/modules/diffusionmodules/model.py of the host. X is the bytes 
 
 from __future__ import annotations
 
-from .attention import AttentionCall, attention_peak
+from .attention import attention_peak
+from .attention_call import AttentionCall
 
 __all__ = ["VAE_ATTENTION", "vae_attention_bytes"]
 

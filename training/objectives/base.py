@@ -70,8 +70,16 @@ class Objective(Protocol):
     def loss(self, net: nn.Module, batch: dict[str, Any], histogram: Any = None) -> tuple[Tensor, Tensor]:
         """(what to differentiate, the plain mean loss) of one micro-batch; `histogram` counts the times drawn."""
 
-    def evaluate(self, net: nn.Module, indices: Sequence[int], *, version: int, **options: Any) -> Evaluation:
-        """Measures on the pairs `indices`, in float32; options and version are those of objectives/evaluate.py."""
+    def evaluate(
+        self,
+        net: nn.Module,
+        indices: Sequence[int],
+        *,
+        version: int,
+        dtype: torch.dtype = torch.float32,
+        **options: Any,
+    ) -> Evaluation:
+        """Measures on the pairs `indices`; dtype: of the weights. Options and version: objectives/evaluate.py."""
 
     def merged(self, weights: dict[str, Tensor]) -> nn.Module:
         """Of a LoRA run: the whole network in float32, on the run's device, with these adapters merged in."""

@@ -117,17 +117,17 @@ class Audit:
                 if state.inside:
                     return
                 state.level -= 1
-                found = self._layer(name, layer, state.level)
+                record = self._layer(name, layer, state.level)
                 outputs = _tensors(output)
                 ran, magnitudes = waiting[layer].pop() if waiting.get(layer) else (None, [])
-                for seen in (*magnitudes, *(_magnitudes(x) for x in outputs)):
-                    _add_magnitudes(found, seen)
+                for magnitudes_of_one in (*magnitudes, *(_magnitudes(x) for x in outputs)):
+                    _add_magnitudes(record, magnitudes_of_one)
                 if ran is not None:
-                    _compare_alone(found, ran, outputs)
-                if found.calls == 0 and found.eps is not None:
-                    state.alone(lambda: self._try_quiet(found, layer, args, kwargs))
-                self._samples[name, found.calls] = [self._sample(name, found.calls, x) for x in outputs]
-                found.calls += 1
+                    _compare_alone(record, ran, outputs)
+                if record.calls == 0 and record.eps is not None:
+                    state.alone(lambda: self._try_quiet(record, layer, args, kwargs))
+                self._samples[name, record.calls] = [self._sample(name, record.calls, x) for x in outputs]
+                record.calls += 1
 
             return look
 
@@ -160,16 +160,16 @@ class Audit:
 
     def _alone(self, name: str, layer: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, list[Tensor] | str]:
         """Its outputs in each dtype on its input rounded to it, or why it does not run so."""
-        found: dict[str, list[Tensor] | str] = {}
+        outputs: dict[str, list[Tensor] | str] = {}
         for dtype in self.names:
-            found[dtype] = _try(lambda d=DTYPES[dtype]: _tensors(self._run_in(d, layer, args, kwargs)))
-        return found
+            outputs[dtype] = _try(lambda d=DTYPES[dtype]: _tensors(self._run_in(d, layer, args, kwargs)))
+        return outputs
 
     def _run_in(self, dtype: torch.dtype, layer: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         low = self._in_dtype(layer, dtype)
         return low.forward(*_rounded(args, dtype), **_rounded(kwargs, dtype))
 
-    def _try_quiet(self, found: Layer, layer: torch.nn.Module, args: Any, kwargs: Any) -> None:
+    def _try_quiet(self, record: Layer, layer: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """Run a norm where its eps counts: its first input scaled so that its mean square is eps, where leaving eps out
         makes the output larger by the root of 2. The reference is FP32 on the same rounded input.
         """
@@ -177,11 +177,11 @@ class Audit:
         spread = float(given[0].float().square().mean().sqrt()) if given else 0.0
         if not (spread and math.isfinite(spread)):
             return
-        quiet = given[0].float() * (math.sqrt(found.eps) / spread)
+        quiet = given[0].float() * (math.sqrt(record.eps) / spread)
         for dtype in self.names:
             error = _try(lambda d=DTYPES[dtype]: self._quiet_error(layer, d, quiet.to(d), args[1:], kwargs))
             if not isinstance(error, str):
-                found.quiet[dtype] = error
+                record.quiet[dtype] = error
 
     def _quiet_error(self, layer: torch.nn.Module, dtype: torch.dtype, x: Tensor, more: Any, kwargs: Any) -> float:
         low = _tensors(self._run_in(dtype, layer, (x, *more), kwargs))
@@ -261,13 +261,13 @@ def _runs_alone(name: str, layer: torch.nn.Module) -> bool:
     return not any(True for _ in layer.children()) or kind_of(name, layer) == ATTENTION
 
 
-def _compare_alone(found: Layer, ran: dict[str, list[Tensor] | str], outputs: list[Tensor]) -> None:
+def _compare_alone(record: Layer, ran: dict[str, list[Tensor] | str], outputs: list[Tensor]) -> None:
     for dtype, low in ran.items():
         if isinstance(low, str):
-            found.problems[dtype] = low
+            record.problems[dtype] = low
         elif len(low) == len(outputs):
             for one, reference in zip(low, outputs, strict=True):
-                found.own.setdefault(dtype, Errors()).add(one, reference)
+                record.own.setdefault(dtype, Errors()).add(one, reference)
 
 
 def _try(action: Callable[[], Any]) -> Any:
@@ -289,12 +289,12 @@ def _magnitudes(x: Tensor) -> tuple[float, int, int, int]:
     return largest, size.numel(), int((size > FP16_LARGEST).sum()), int(((size > 0) & (size <= half)).sum())
 
 
-def _add_magnitudes(found: Layer, seen: tuple[float, int, int, int]) -> None:
+def _add_magnitudes(record: Layer, seen: tuple[float, int, int, int]) -> None:
     largest, values, over, lost = seen
-    found.largest = max(found.largest, largest)
-    found.values += values
-    found.over += over
-    found.lost += lost
+    record.largest = max(record.largest, largest)
+    record.values += values
+    record.over += over
+    record.lost += lost
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -105,13 +105,13 @@ def difference_picture(difference: Tensor, what: str) -> Tensor:
 
     difference = difference.float().cpu()
     finite = bool(torch.isfinite(difference).all())
-    times = amplification(difference) if finite else 1
-    shown = (0.5 + times * torch.nan_to_num(difference, 0.5, 0.5, -0.5)).clamp(0, 1)
+    factor = amplification(difference) if finite else 1
+    shown = (0.5 + factor * torch.nan_to_num(difference, 0.5, 0.5, -0.5)).clamp(0, 1)
     scale = max(1, -(-_WIDTH // shown.shape[-1]))
     shown = shown.repeat_interleave(scale, -1).repeat_interleave(scale, -2)
     height, width = shown.shape[-2:]
     label = Image.new("RGB", (width, _LABEL), "black")
-    text = f"{what}, difference x {times}" if finite else f"{what}: NaN or infinity"
+    text = f"{what}, difference x {factor}" if finite else f"{what}: NaN or infinity"
     ImageDraw.Draw(label).text((6, 5), text, fill="white", font=ImageFont.load_default(size=15))
     strip = torch.frombuffer(bytearray(label.tobytes()), dtype=torch.uint8).reshape(_LABEL, width, 3) / 255
     return torch.cat([shown.movedim(0, -1), strip])

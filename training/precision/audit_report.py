@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from .assessment import NOTICED, ROUNDING_STEPS, SEEN, findings
 from .audit import Audit, Layer
 from .measures import Errors
 from .plan import PrecisionPlan
-from .verdict import NOTICED, ROUNDING_STEPS, SEEN, findings
 
 __all__ = ["AuditPart", "layer_table", "report"]
 
@@ -18,11 +18,13 @@ _MOST_FINDINGS = 20
 
 @dataclass
 class AuditPart:
-    """One part that was run: "VAE decoder", "clip_l", "model at sigma 0.5". said: the verdicts, one a dtype."""
+    """One part that was run: "VAE decoder", "clip_l", "model at sigma 0.5". sentences: what its errors mean, one a
+    dtype.
+    """
 
     name: str
     audit: Audit
-    said: list[str] = field(default_factory=list)
+    sentences: list[str] = field(default_factory=list)
 
     @property
     def layers(self) -> list[Layer]:
@@ -32,7 +34,7 @@ class AuditPart:
 def report(title: str, notes: list[str], parts: list[AuditPart], plan: PrecisionPlan) -> str:
     """The whole text. `notes`: what was run, and what a reader must know about it."""
     lines = [title, "", *(f"- {note}" for note in notes), "", "**Verdict**", ""]
-    lines += [f"- {part.name}: {said}" for part in parts for said in part.said]
+    lines += [f"- {part.name}: {sentence}" for part in parts for sentence in part.sentences]
     lines += [
         "",
         f"Not visible: one pixel in a hundred at most is {NOTICED:g} or more in CIEDE2000, below which an observer "
@@ -40,19 +42,19 @@ def report(title: str, notes: list[str], parts: list[AuditPart], plan: Precision
         f"58.9 dB.",
     ]
     for part in parts:
-        lines += ["", f"**{part.name}**: {len(part.layers)} modules ran", "", *_found(part)]
+        lines += ["", f"**{part.name}**: {len(part.layers)} modules ran", "", *_finding_lines(part)]
         if part.layers:
             lines += ["", *layer_table(part)]
     lines += ["", "**Plan**", "", *_plan_lines(plan)]
     return "\n".join(lines)
 
 
-def _found(part: AuditPart) -> list[str]:
-    said = [f"- {layer.name}: {clause}" for layer in part.layers for clause in findings(layer, part.audit.names)]
-    if not said:
+def _finding_lines(part: AuditPart) -> list[str]:
+    lines = [f"- {layer.name}: {clause}" for layer in part.layers for clause in findings(layer, part.audit.names)]
+    if not lines:
         return [f"No layer loses more than {ROUNDING_STEPS} steps of its dtype, overflows or loses its eps."]
-    more = len(said) - _MOST_FINDINGS
-    return said[:_MOST_FINDINGS] + ([f"- and {more} more"] if more > 0 else [])
+    more = len(lines) - _MOST_FINDINGS
+    return lines[:_MOST_FINDINGS] + ([f"- and {more} more"] if more > 0 else [])
 
 
 def layer_table(part: AuditPart) -> list[str]:
@@ -75,9 +77,9 @@ def layer_table(part: AuditPart) -> list[str]:
 def _outermost(layers: list[Layer]) -> list[Layer]:
     """Those of the highest level at which there are more than a few: the network's parts, not its insides."""
     for level in range(max((layer.level for layer in layers), default=0) + 1):
-        found = [layer for layer in layers if layer.level <= level]
-        if len(found) > 2:
-            return found[:WORST]
+        outer = [layer for layer in layers if layer.level <= level]
+        if len(outer) > 2:
+            return outer[:WORST]
     return layers[:WORST]
 
 
@@ -96,10 +98,10 @@ def _about(layer: Layer) -> list[str]:
 
 def _errors(layer: Layer, name: str) -> list[str]:
     own, so_far = layer.own.get(name), layer.so_far.get(name)
-    own_said = "fails" if name in layer.problems else _number(own)
+    own_text = "fails" if name in layer.problems else _number(own)
     if so_far is None:
-        return [own_said, "", "", ""]
-    return [own_said, _number(so_far), f"{so_far.cosine:.5f}", f"{so_far.largest:.2g}"]
+        return [own_text, "", "", ""]
+    return [own_text, _number(so_far), f"{so_far.cosine:.5f}", f"{so_far.largest:.2g}"]
 
 
 def _number(errors: Errors | None) -> str:

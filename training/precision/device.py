@@ -24,13 +24,13 @@ class Support:
 @cache
 def support(device: torch.device, dtype: torch.dtype) -> Support:
     """Can `device` run a convolution and a matrix product in `dtype`, and does it do so in hardware?"""
-    said = f"{_device_name(device)} cannot compute in {dtype_name(dtype)}"
+    sentence = f"{_device_name(device)} cannot compute in {dtype_name(dtype)}"
     if not dtype.is_floating_point:
-        return Support(False, False, said)
+        return Support(False, False, sentence)
     try:
         _try_out(device, dtype)
     except (RuntimeError, TypeError, NotImplementedError) as error:
-        return Support(False, False, f"{said} ({str(error).splitlines()[0][:120]})")
+        return Support(False, False, f"{sentence} ({str(error).splitlines()[0][:120]})")
     if not _is_native(device, dtype):
         return Support(True, False, f"{_device_name(device)} emulates {dtype_name(dtype)}")
     return Support(True, True)
@@ -44,8 +44,8 @@ def stores(device: torch.device, dtype: torch.dtype) -> Support:
     except (RuntimeError, TypeError, NotImplementedError) as error:
         kept = str(error).splitlines()[0][:120]
     if kept != [0.5, -2.0]:
-        said = f"{_device_name(device)} cannot keep weights in {dtype_name(dtype)}"
-        return Support(False, False, f"{said} ({kept})" if isinstance(kept, str) else said)
+        sentence = f"{_device_name(device)} cannot keep weights in {dtype_name(dtype)}"
+        return Support(False, False, f"{sentence} ({kept})" if isinstance(kept, str) else sentence)
     return Support(True, True)
 
 

@@ -27,5 +27,5 @@ def norm_eps(module: torch.nn.Module) -> float | None:
     """The small number that a norm adds before it divides; None for what has none."""
     if any(True for _ in module.children()):
         return None
-    found = (getattr(module, name, None) for name in _EPS)
-    return next((float(eps) for eps in found if isinstance(eps, (int, float)) and eps > 0), None)
+    values = (getattr(module, name, None) for name in _EPS)
+    return next((float(eps) for eps in values if isinstance(eps, (int, float)) and eps > 0), None)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import BadInput
 from .dtypes import COMPUTE, DTYPES
-from .settle import AUTO, DEFAULT
+from .resolve import AUTO, DEFAULT
 
 __all__ = ["KEEP_KINDS", "PrecisionPlan"]
 
@@ -49,25 +49,25 @@ class PrecisionPlan:
     def from_json(cls, text: str) -> PrecisionPlan:
         """BadInput for what is not the JSON of a plan, naming the field that is wrong."""
         try:
-            found: Any = json.loads(text)
+            fields: Any = json.loads(text)
         except ValueError as error:
             raise BadInput(f"A precision plan must be JSON; this is not: {error}.") from None
         known = cls.__dataclass_fields__
-        if not isinstance(found, dict):
-            raise BadInput(f"A precision plan must be a JSON object; it is a {type(found).__name__}.")
-        unknown = found.keys() - known.keys()
+        if not isinstance(fields, dict):
+            raise BadInput(f"A precision plan must be a JSON object; it is a {type(fields).__name__}.")
+        unknown = fields.keys() - known.keys()
         if unknown:
             raise BadInput(f"A precision plan has the fields {', '.join(known)}; it got {', '.join(sorted(unknown))}.")
         try:
-            found["keep"] = tuple(str(kind) for kind in found.get("keep", ()))
-            found["clip"] = {str(name): _pair(pair) for name, pair in found.get("clip", {}).items()}
-            found["reasons"] = {str(part): str(why) for part, why in found.get("reasons", {}).items()}
+            fields["keep"] = tuple(str(kind) for kind in fields.get("keep", ()))
+            fields["clip"] = {str(name): _pair(pair) for name, pair in fields.get("clip", {}).items()}
+            fields["reasons"] = {str(part): str(why) for part, why in fields.get("reasons", {}).items()}
         except (AttributeError, TypeError, ValueError):
             raise BadInput(
                 "In a precision plan, keep must be a list of names, clip must give [storage, compute] for each "
                 "encoder, and reasons a sentence for each part."
             ) from None
-        return cls(**found)
+        return cls(**fields)
 
 
 def _pair(value: Any) -> tuple[str, str]:

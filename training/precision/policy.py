@@ -40,10 +40,10 @@ def automatic(kind: str, device: torch.device, allowed: tuple[torch.dtype, ...] 
         if allowed and torch.bfloat16 not in allowed:
             names = ", ".join(dtype_name(dtype) for dtype in allowed)
             return Choice(torch.float32, f"this VAE is known to work in {names}, not in bf16")
-        found = support(device, torch.bfloat16)
-        if found.runs and found.native:
+        available = support(device, torch.bfloat16)
+        if available.runs and available.native:
             return Choice(torch.bfloat16, "an encoder keeps enough in bf16, and this device has it in hardware")
-        return Choice(torch.float32, found.why)
+        return Choice(torch.float32, available.why)
     kinds = (VAE_ENCODER, VAE_DECODER, TEXT_ENCODER, DIFFUSION_MODEL)
     raise ValueError(f"kind must be one of {', '.join(map(repr, kinds))}; got {kind!r}")
 
@@ -52,9 +52,9 @@ def _half(device: torch.device, allowed: tuple[torch.dtype, ...]) -> Choice:
     """BF16, FP16 or FP32 for a model that is known to work in `allowed` (none named: in all)."""
     reasons = []
     for dtype in (torch.bfloat16, torch.float16):
-        found = support(device, dtype)
-        if not (found.runs and found.native):
-            reasons.append(found.why)
+        available = support(device, dtype)
+        if not (available.runs and available.native):
+            reasons.append(available.why)
         elif allowed and dtype not in allowed:
             reasons.append(f"this model is not known to work in {dtype_name(dtype)}")
         else:

@@ -1,6 +1,6 @@
 """One training run, told from top to bottom.
 
-    data -> plan -> same run before? -> network -> loop -> file -> evaluation -> report
+    data -> plan -> same run before? -> network -> taken up -> loop -> file -> evaluation -> report
 
 Everything random is a function of (seed, absolute step), so that a run that was stopped and taken up again gives the
 same bytes as one that was not.
@@ -11,69 +11,41 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from torch import nn
 
 from ..config.train_config import TrainConfig
 from ..data.batches import BatchSource
 from ..data.loading import batches as load_batches
 from ..data.shards import RefinerDataset
+from ..distributed.world import World
+from ..objectives.base import Compute, Objective
 from ..objectives.choose import choose_objective
-from ..objectives.evaluate import FLOAT32, Evaluation
-from ..objectives.trainables import fill, trainables
-from ..precision.guard import FirstBadLayer
+from ..objectives.evaluate import FLOAT32
+from ..objectives.trainables import trainables
 from ..precision.scaling import needs_scaler
 from ..precision.speed import has_tf32
 from .cadence import CheckpointCadence
 from .checkpoints import checkpoint as checkpoints
-from .checkpoints.background import BackgroundSaver
-from .checkpoints.checkpoint import Checkpoint
-from .checkpoints.resume import EXACT, ROUNDED, average_sentence, loop_state, refuse_other_position, resumed_sentences
+from .checkpoints.resume import average_sentence, checkpoint_of, refuse_other_position, restore, resumed_sentences
+from .feed import BatchFeed
 from .optim.build import begin_from, build_optimizer, exact_weights
 from .optim.ema import EMA
-from .plan import make_plan, pace_remark
-from .process_settings import run_settings, tf32_allowed
+from .plan import Plan, make_plan
+from .process_settings import run_settings
+from .recorder import Observer, Recorder, RunResult, Silent, failure_of
 from .report import report as reports
-from .report.journal import Journal
-from .report.memory_log import MemoryLog
-from .report.page import PAGE, RunPage
+from .report.page import PAGE
 from .run_folder import RunFolder, this_run
+from .state import EXACT, State
+from .step import TrainStep
 from .validation import Validation
 from .watch.health import StepHealth
 from .watch.leak_watch import LeakWatch, memory_of
-from .watch.nan_origin import find_origin, refuse_without_gradient
 
-
-class Observer(Protocol):
-    """Who watches: the node's progress bar, tqdm, or nobody. Called from the training thread."""
-
-    pictures: bool  # whether drawing for it is worth the time
-
-    def on_step(self, step: int, total: int, loss: float, eta: float) -> None: ...
-    def on_picture(self, picture) -> None: ...  # a PIL picture: loss curve and validation sample in turn
-    def on_measure(self, done: int, total: int) -> None: ...  # held-out pairs, after the last step
-    def on_message(self, text: str) -> None: ...
-
-
-class Silent:
-    pictures = False
-
-    def on_step(self, step, total, loss, eta): ...
-    def on_picture(self, picture): ...
-    def on_measure(self, done, total): ...
-    def on_message(self, text): ...
-
-
-@dataclass(frozen=True)
-class RunResult:
-    status: str  # "done", "stopped" (by should_stop) or "reused" (the same run was finished before)
-    folder: Path
-    refiner: Path
-    report: dict[str, Any]
-    message: str
+__all__ = ["Observer", "RunResult", "Silent", "train"]
 
 
 def train(
@@ -121,197 +93,141 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         observer.on_message(choice)
 
     # ---- network, optimizer, average ---------------------------------------------------------------------------
+    world = World(plan.compute.device)
     objective = choose_objective(config, plan.objective, data, plan.compute)
     with folder.failures_told(lambda: (0, plan.total_steps)):
         data.verify(should_stop)
-        with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to move
-            torch.default_generator.manual_seed(config.seed)  # torch.manual_seed would move those of the GPUs, too
-            net = objective.network()
-        torch.nn.Module.to(net, plan.compute.device).train()  # diffusers' own `to` warns of an empty list
-        ema = EMA(net, config.ema_decay)  # before the weights are rounded
-        torch.nn.Module.to(net, plan.compute.weights)
-        if config.channels_last:
-            torch.nn.Module.to(net, memory_format=torch.channels_last)
-        if config.gradient_checkpointing:
-            net.enable_gradient_checkpointing()  # diffusers passes use_reentrant=False
-    network = torch.compile(net) if config.compile else net  # the same weights; `net` is asked everything but the loss
-    parameters = trainables(net)
-    optimizer = build_optimizer(config.optimizer, parameters, config.seed)
+        net, ema = _build_network(objective, config, plan.compute)
+    optimizer = build_optimizer(config.optimizer, trainables(net), config.seed)
+    scaler = _build_scaler(net, plan.compute)
+    train_step = TrainStep(
+        objective, net, optimizer, scaler, StepHealth(config.health, optimizer, scaler, net, world),
+        accumulation=config.data.accumulation, clip_norm=config.optimizer.clip_norm,
+        histogram=objective.histogram(), world=world, compiled=config.compile,
+        tf32=config.tf32 and has_tf32(world.device),
+    )
     exact = exact_weights(optimizer)
-    compute = plan.compute
-    scaled = needs_scaler(compute.autocast or compute.weights, (parameter.dtype for parameter in parameters.values()))
-    scaler = torch.amp.GradScaler(compute.device.type, enabled=scaled)
-    health, times = StepHealth(config.health, optimizer, scaler, net), objective.histogram()
-    step, seconds = 0, 0.0
-    run = this_run(config, data.content_hash)
-    found, said = checkpoints.take_up(folder.checkpoints, run, parameters, folder.earlier())
-    for sentence in said:
+
+    # ---- begun, or taken up from a checkpoint ------------------------------------------------------------------
+    run, parameters = this_run(config, data.content_hash), train_step.parameters
+    found, sentences = checkpoints.take_up(folder.checkpoints, run, parameters, folder.earlier())
+    for sentence in sentences:
         observer.on_message(sentence)
     if found:
-        fill(parameters, found.weights)
-        ema.load_state_dict(found.ema)
-        checkpoints.restore_optimizer(optimizer, parameters, found.optimizer)
-        scaler.load_state_dict(found.state["scaler"])
-        health.restore(found.state.get("health", {}))
-        times.restore(found.state.get("times", {}))
-        step, seconds = found.step, found.state["seconds"]
+        state, resumed = restore(found, train_step, ema), found.state
+        refuse_other_position(resumed, run, **_position(config, plan, state.step))
+        observer_notes = [average_sentence(state.average_of, config)]
     else:
+        state, resumed, observer_notes = State(), None, []
         begun = ema.state_dict()  # still the start itself, in float32
         begin_from(optimizer, {parameter: begun[name] for name, parameter in parameters.items()})
-    resumed, found = found.state if found else None, None  # its tensors are as large as the network's own
+    del found  # its tensors are as large as the network's own
+    validation = Validation(config, plan, data, objective, net, ema, exact, parameters)
+    observer_notes.append(validation.begun_with(state.measured_as))
+    for sentence in filter(None, observer_notes):
+        observer.on_message(sentence)
 
     # ---- loop --------------------------------------------------------------------------------------------------
-    names = {parameter: name for name, parameter in parameters.items()}
-
-    def next_up() -> dict[str, Any]:
-        return {"micro_step": step * config.data.accumulation, "learning_rate": plan.schedule.rate(step)}
+    recorder = Recorder(folder, config, plan, data, observer, state, train_step.histogram)
+    micro, rank, ranks = config.data.accumulation, world.rank, world.size
+    feed = BatchFeed(
+        load_batches(source, state.step * micro + rank, config.data.workers, world.device, every=ranks)
+    )
+    watch, leak = LeakWatch(lambda: memory_of(world.device) if config.health.leak_watch else {}), None
+    started = time.monotonic()
+    cadence = CheckpointCadence(config.checkpoint, started)
 
     def save() -> None:
-        epoch = plan.epoch_of(step, config.data.accumulation)
-        place = loop_state(epoch=epoch, seed=config.seed, journal=journal, device=plan.compute.device, **next_up())
-        state = {"run": run, "seconds": seconds, "scaler": scaler.state_dict(), **place}
-        state |= {"health": health.state(), "times": times.state(), "measures": validation.version}
-        state |= {"average": average_of}
-        tensors = checkpoints.optimizer_tensors(optimizer, names)
-        best = journal.best("validation/loss") if config.keep_best else None
-        saver.save(Checkpoint(step, parameters, ema.state_dict(), tensors, state), best)
+        position = _position(config, plan, state.step)
+        epoch = plan.epoch_of(state.step, micro)
+        recorder.save(
+            checkpoint_of(state, train_step, ema, recorder.journal, run=run, epoch=epoch, seed=config.seed, **position)
+        )
         cadence.saved(time.monotonic())
 
-    def stopped() -> RunResult:
-        saver.wait()
-        message = f"Stopped at step {step} of {plan.total_steps}; started again, the run goes on from there."
-        folder.set_status("stopped", step, plan.total_steps, message)
-        observer.on_message(message)
-        draw_page("stopped", message)
-        return RunResult("stopped", folder.path, folder.refiner, {}, message)
-
-    def draw_page(state: str, message: str, measured: Evaluation | None = None) -> None:
-        complaint = page.write(state, message, seconds, times.as_json(), measured) if page else ""
-        if complaint:
-            observer.on_message(complaint)
-
-    def replay(scale: float) -> str:
-        """What went wrong first in the step at hand, by taking it once more."""
-
-        def backward() -> None:
-            with closing(load_batches(source, next_up()["micro_step"], 0, plan.compute.device)) as again:
-                for _ in range(config.data.accumulation):
-                    weighted, _ = objective.loss(net, next(again))
-                    (weighted / config.data.accumulation * scale).backward()
-
-        return find_origin(net, backward, FirstBadLayer)
-
-    def kept() -> str:
-        saver.wait()
-        return checkpoints.kept(folder.checkpoints)
-
-    validation = Validation(config, plan, data, objective, net, ema, exact, parameters)
-    average_of = resumed.get("average", ROUNDED) if resumed else EXACT
-    if resumed:
-        refuse_other_position(resumed, run, **next_up())
-        if sentence := average_sentence(average_of, config):
-            observer.on_message(sentence)
-        if sentence := validation.begun_with(resumed.get("measures", 1)):
-            observer.on_message(sentence)
-    batches = load_batches(source, next_up()["micro_step"], config.data.workers, plan.compute.device)
-    saver = BackgroundSaver(folder.checkpoints, config.keep_checkpoints)
-    cadence = CheckpointCadence(config.checkpoint, time.monotonic())
-    show_every = max(1, plan.total_steps // 40)
-    watch = LeakWatch(lambda: memory_of(plan.compute.device) if config.health.leak_watch else {})
-    sample_picture, started, began_at, seconds_before = None, time.monotonic(), step, seconds
-    page: RunPage | None = None
-    with (
-        folder.failures_told(lambda: (step, plan.total_steps), lambda said: draw_page("failed", said)),
-        closing(batches), closing(Journal(folder.path, step)) as journal, saver,
-    ):
-        memory = MemoryLog(folder.path, step, plan.total_steps, lambda: memory_of(plan.compute.device))
-        page = RunPage(folder.path, config, plan, data, journal, memory)
-        folder.set_status("running", step, plan.total_steps)
-        if journal.without_board:
-            observer.on_message(journal.without_board)
-        for sentence in resumed_sentences(resumed, plan, config, journal) if resumed else ():
+    with recorder, closing(feed):
+        for sentence in resumed_sentences(resumed, plan, config, recorder.journal) if resumed else ():
             observer.on_message(sentence)
         while True:
             # Validation comes before the step: one that a stop broke off is made up for on resume.
-            due = plan.validation.is_due(step)
-            if due and not should_stop() and not journal.has(step, "validation/loss"):
-                sample_picture = validation.look(step, journal, should_stop)
-                if config.keep_best and journal.best("validation/loss") == step:
+            due = plan.validation.is_due(state.step)
+            if due and not should_stop() and not recorder.journal.has(state.step, "validation/loss"):
+                recorder.sample = validation.look(state.step, recorder.journal, should_stop)
+                if config.keep_best and recorder.journal.best("validation/loss") == state.step:
                     save()
-            if should_stop():
+
+            # One verdict of all ranks a step: whether to stop, and whether any of them has failed.
+            last = state.step == plan.total_steps
+            failure = leak or (None if last else feed.failure or failure_of(recorder.saver.check))
+            if world.agree(should_stop(), failure):
                 save()
-                return stopped()
-            if step == plan.total_steps:
+                return recorder.stopped()
+            if last:
                 break
 
-            saver.check()
-            rate = plan.schedule.rate(step)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            total = 0.0
-            with tf32_allowed(config.tf32 and has_tf32(plan.compute.device)):
-                for _ in range(config.data.accumulation):
-                    weighted, loss = objective.loss(network, next(batches), times)
-                    scaler.scale(weighted / config.data.accumulation).backward()
-                    total += float(loss / config.data.accumulation)
-            if step == began_at:
-                refuse_without_gradient(net, parameters, step + 1)
-            scaler.unscale_(optimizer)
-            norm = float(torch.nn.utils.clip_grad_norm_(parameters.values(), config.optimizer.clip_norm))
-            saver.before_update()
-            taken = health.take(step + 1, total, norm, replay, kept)
-            optimizer.zero_grad()
-            if taken:
-                ema.update(step, exact if average_of == EXACT else None)
-            before, step = step, step + 1
-
-            journal.write(step, loss=total, learning_rate=rate, gradient_norm=norm, **health.journalled())
-            seconds += time.monotonic() - started
-            started = time.monotonic()
-            memory.look(step)
-            watch.look(step)
-            observer.on_step(step, plan.total_steps, total, _eta(seconds, step, plan.total_steps))
-            if step == began_at + 1 and (remark := pace_remark(plan, seconds - seconds_before, step)):
-                observer.on_message(remark)
-            if observer.pictures and step % show_every == 0:
-                show_sample = sample_picture is not None and (step // show_every) % 2 == 1
-                curve = None if show_sample else reports.loss_picture(journal, plan.objective.loss_of_nothing)
-                observer.on_picture(sample_picture if show_sample else curve)
-            ended = plan.epoch_of(step, config.data.accumulation) > plan.epoch_of(before, config.data.accumulation)
-            writing = saver.is_writing()
-            due = cadence.is_due(step, time.monotonic(), epoch_ended=ended, cost=saver.seconds, writing=writing)
-            if due or step == plan.total_steps:  # from the last one a longer run goes on
+            began, rate = time.monotonic(), plan.schedule.rate(state.step)
+            result = train_step(
+                state.step + 1, feed, rate,
+                while_computing=feed.fetch_ahead if state.step + 1 < plan.total_steps else lambda: None,
+                before_update=recorder.saver.before_update,
+                batches_again=lambda: load_batches(source, state.step * micro + rank, 0, world.device, every=ranks),
+                which_checkpoint=recorder.which_checkpoint,
+            )
+            if result.updated:
+                ema.update(state.step, exact if state.average_of == EXACT else None)
+            epochs = plan.epoch_of(state.step, micro)
+            now = time.monotonic()
+            state.step, state.seconds, started = state.step + 1, state.seconds + now - started, now
+            recorder.speed.add(now - began, feed.waited(), train_step.flops)
+            recorder.step(result, rate, train_step.health.journalled())
+            leak = failure_of(lambda: watch.look(state.step))
+            ended, saver = plan.epoch_of(state.step, micro) > epochs, recorder.saver
+            due = cadence.is_due(
+                state.step, now, epoch_ended=ended, cost=saver.seconds, writing=saver.is_writing()
+            )
+            if due or state.step == plan.total_steps:  # from the last one a longer run goes on
                 save()
 
-        health.refuse_nothing(step)
+        train_step.health.refuse_nothing(state.step)
 
         # ---- the file ----------------------------------------------------------------------------------------------
         objective.save(folder.refiner, ema.state_dict(), steps=plan.total_steps, adapters=folder.lora)
 
         # ---- evaluation and report ---------------------------------------------------------------------------------
         observer.on_message(f"Trained. Measuring {'the held-out' if data.held_out else 'some training'} pairs.")
-        saved = objective.saved(folder.refiner, ema.net)
-        measured = objective.evaluate(
-            saved, data.held_out or data.train[:4], version=FLOAT32, on_pair=observer.on_measure,
-            should_stop=should_stop,
-        )
+        with ema.swapped(net):
+            measured = objective.evaluate(
+                objective.saved(folder.refiner, net), data.held_out or data.train[:4], version=FLOAT32,
+                on_pair=observer.on_measure, should_stop=should_stop,
+            )
         if should_stop():  # the last step is in a checkpoint: queued again, the run goes on right here
-            return stopped()
-        saver.wait()
-        message = f"Trained {plan.total_steps} steps ({plan.epochs:g} epochs) in {seconds:.0f} s."
-        draw_page("done", message, measured)
-        report = reports.write(
-            folder.path, config, plan, data, journal, measured,
-            seconds=seconds, steps_here=step - began_at, held_out=bool(data.held_out),
-            watched={"times": times.as_json(), "loss_scale": health.state(), "memory": watch.summary()},
-        )
-        folder.set_status("done", step, plan.total_steps, message)
-        observer.on_message(message)
-        return RunResult("done", folder.path, folder.refiner, report, message)
+            return recorder.stopped()
+        return recorder.done(measured, {"loss_scale": train_step.health.state(), "memory": watch.summary()})
 
 
 # ---- the parts of it --------------------------------------------------------------------------------------------
 
 
-def _eta(seconds: float, step: int, total: int) -> float:
-    return seconds / step * (total - step)
+def _build_network(objective: Objective, config: TrainConfig, compute: Compute) -> tuple[nn.Module, EMA]:
+    """(the network in training, on its device and in its dtype; its average, in float32)."""
+    with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to move
+        torch.default_generator.manual_seed(config.seed)  # torch.manual_seed would move those of the GPUs, too
+        net = objective.network()
+    nn.Module.to(net, compute.device).train()  # diffusers' own `to` warns of an empty list
+    ema = EMA(net, config.ema_decay)  # before the weights are rounded
+    nn.Module.to(net, compute.weights)
+    if config.channels_last:
+        nn.Module.to(net, memory_format=torch.channels_last)
+    if config.gradient_checkpointing:
+        net.enable_gradient_checkpointing()  # diffusers passes use_reentrant=False
+    return net, ema
+
+
+def _build_scaler(net: nn.Module, compute: Compute) -> torch.amp.GradScaler:
+    trained = (parameter.dtype for parameter in trainables(net).values())
+    return torch.amp.GradScaler(compute.device.type, enabled=needs_scaler(compute.autocast or compute.weights, trained))
+
+
+def _position(config: TrainConfig, plan: Plan, step: int) -> dict[str, Any]:
+    """What comes after `step` finished ones: the absolute index of its first micro-batch, and its learning rate."""
+    return {"micro_step": step * config.data.accumulation, "learning_rate": plan.schedule.rate(step)}

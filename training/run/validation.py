@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -56,16 +56,17 @@ class Validation:
         the strip of pictures, None where it was broken off."""
         config, plan = self.config, self.plan
         pairs = self.data.held_out[: config.validation.pictures]
-        with self._averaged() as averaged:
+        with self._averaged() as (averaged, dtype):
             measured = self.objective.evaluate(
                 averaged, pairs, step_counts=(len(plan.objective.sigmas) - 1,), sharpening=False,
-                should_stop=should_stop, version=self.version,
+                should_stop=should_stop, version=self.version, dtype=dtype,
             )
         if should_stop():  # broken off: half of the pairs are no measure
             return None
-        with self._unaveraged() as unaveraged:
+        with self._unaveraged() as (unaveraged, dtype):
             loss = self.objective.evaluate(
-                unaveraged, pairs, step_counts=(), sharpening=False, should_stop=should_stop, version=self.version
+                unaveraged, pairs, step_counts=(), sharpening=False, should_stop=should_stop, version=self.version,
+                dtype=dtype,
             ).loss
         if should_stop():
             return None
@@ -78,36 +79,45 @@ class Validation:
         journal.write(step, **{"validation/loss": measured.loss, "validation/loss_unaveraged": loss}, **values)
         return picture
 
-    # ---- the networks ----------------------------------------------------------------------------------------------
+    # ---- the networks, and the dtype of their weights ----------------------------------------------------------------
 
     @contextmanager
-    def _averaged(self) -> Iterator[nn.Module]:
-        if self._frozen_are_rounded():
-            yield self.objective.merged(self.ema.state_dict())
+    def _averaged(self) -> Iterator[tuple[nn.Module, torch.dtype]]:
+        if self._frozen_are_rounded() and self.version == FLOAT32:
+            yield self.objective.merged(self.ema.state_dict()), torch.float32
         else:
-            yield self.ema.net
+            dtype = self.plan.compute.weights if self._frozen_are_rounded() else torch.float32
+            with self.ema.swapped(self.net) as net:
+                yield net, dtype
 
     @contextmanager
-    def _unaveraged(self) -> Iterator[nn.Module]:
-        if self.plan.compute.weights == torch.float32 or self.version < FLOAT32:
-            yield self.net
+    def _unaveraged(self) -> Iterator[tuple[nn.Module, torch.dtype]]:
+        weights = self.plan.compute.weights
+        if weights == torch.float32 or self.version < FLOAT32:
+            yield self.net, weights
         elif self._frozen_are_rounded():
-            yield self.objective.merged({name: self.exact(parameter) for name, parameter in self.parameters.items()})
+            exact = {name: self.exact(parameter) for name, parameter in self.parameters.items()}
+            yield self.objective.merged(exact), torch.float32
         else:
-            # in the average's place: a third network in float32 could be more than the device holds
-            held = {name: tensor.to("cpu", copy=True) for name, tensor in self.ema.state_dict().items()}
+            # in the average's place: another set of weights in float32 could be more than the device holds
+            averages = {name: tensor.to("cpu", copy=True) for name, tensor in self.ema.state_dict().items()}
             try:
-                self._put(lambda name: self.exact(self.parameters[name]))
-                yield self.ema.net
+                self.ema.load_state_dict(_Lazily(lambda name: self.exact(self.parameters[name])))
+                with self.ema.swapped(self.net) as net:
+                    yield net, torch.float32
             finally:
-                self._put(held.__getitem__)
+                self.ema.load_state_dict(averages)
 
     def _frozen_are_rounded(self) -> bool:
         """Whether the network under the adapters is in bfloat16."""
-        adapted = self.plan.objective.adapters is not None
-        return adapted and self.plan.compute.weights != torch.float32 and self.version == FLOAT32
+        return self.plan.objective.adapters is not None and self.plan.compute.weights != torch.float32
 
-    @torch.no_grad()
-    def _put(self, weight_of: Callable[[str], Any]) -> None:
-        for name, tensor in self.ema.state_dict().items():
-            tensor.copy_(weight_of(name))
+
+class _Lazily(dict):
+    """Gives what is asked for as it is asked for, one tensor at a time."""
+
+    def __init__(self, make: Callable[[str], Tensor]):
+        self.make = make
+
+    def __missing__(self, name: str) -> Tensor:
+        return self.make(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import time
 from pathlib import Path
 
 from ..errors import BadInput
@@ -12,19 +13,22 @@ from .file_lock import HAS_LOCKS, LOCK, lock, release_lock, try_lock
 from .files import replace, sync_folder
 
 DISK_FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
+PROGRESS = ".progress-"  # how files begin that say what is whole in a hidden folder: it may be gone on with
+_KEPT_FOR = 7 * 24 * 3600  # seconds that such a folder waits for that
 
 
 class StagedFolder:
     """`<parent>/.<name>.partial` until `commit()`, `<parent>/<name>` after it, nothing after `discard()`.
 
     What a killed process left behind is cleared away, under this name or another; a folder that a living one is still
-    writing is refused.
+    writing is refused. With `resume` what was left under this name stays, for the caller to go on with; under another
+    name it stays for a week where a PROGRESS file says that it could be.
 
     Raises:
         BadInput: the final folder exists, cannot be made, or is being written by another run.
     """
 
-    def __init__(self, final: str | os.PathLike):
+    def __init__(self, final: str | os.PathLike, *, resume: bool = False):
         self.final = Path(final)
         self.path = self.final.with_name(f".{self.final.name}.partial")
         self._lock = None
@@ -34,12 +38,12 @@ class StagedFolder:
         except OSError as error:
             raise BadInput(f"Cannot make the folder {self.final.parent}: {error.strerror or error}.") from error
         try:
-            self._clear_abandoned()
+            self._clear_abandoned(resume)
             _clear_abandoned_siblings(self.final.parent)
-            self.path.mkdir()
+            self.path.mkdir(exist_ok=resume)
             self._lock = open(self.path / LOCK, "wb")  # noqa: SIM115 (stays open while the folder is hidden)
             try_lock(self._lock)
-        except FileExistsError:
+        except (FileExistsError, BlockingIOError):
             raise self._busy() from None
         except OSError as error:
             raise self._sentence(error, "its first file", 0) from error
@@ -74,7 +78,17 @@ class StagedFolder:
         self._release(self.path)
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def _clear_abandoned(self) -> None:
+    def leave(self) -> None:
+        """Leave what was written, under its hidden name, for a later one with `resume`."""
+        self._release(self.path)
+
+    def remove_but(self, names: set[str]) -> None:
+        """Remove every file but these."""
+        for path in self.path.iterdir():
+            if path.name not in names and path.name != LOCK:
+                path.unlink()
+
+    def _clear_abandoned(self, resume: bool) -> None:
         if not self.path.exists():
             return
         held = self.path / LOCK
@@ -86,7 +100,8 @@ class StagedFolder:
             pass
         except (BlockingIOError, PermissionError):
             raise self._busy() from None
-        shutil.rmtree(self.path)
+        if not resume:
+            shutil.rmtree(self.path)
 
     def _release(self, folder: Path) -> None:
         if self._lock is not None:
@@ -124,6 +139,8 @@ def _clear_abandoned_siblings(parent: Path) -> None:
     """Remove what killed processes left under other names. Where it cannot be told whether one lives, it stays."""
     for folder in parent.glob(".*.partial"):
         try:
+            if any(time.time() - path.stat().st_mtime < _KEPT_FOR for path in folder.glob(f"{PROGRESS}*")):
+                continue
             if not HAS_LOCKS:
                 (folder / LOCK).unlink()
             else:

@@ -13,30 +13,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from einops import repeat
 from torch import Tensor
 
 from ....training.errors import BadInput
+from ....training.precision.assessment import TEXT_LIMIT, Choice, choose, describe_tensor_error
 from ....training.precision.audit import Audit
 from ....training.precision.audit_report import AuditPart
-from ....training.precision.device import support
 from ....training.precision.dtypes import DTYPES
-from ....training.precision.measures import Errors
-from ....training.precision.verdict import TEXT_LIMIT, Choice, choose, say_tensor
-from ..patching.exact import exact_float32
-from ..patching.patcher import made_from, patcher_of_copy
+from ..patching.audited import Audited, error_of, native_support
+from ..patching.exact_float32 import exact_float32
+from ..patching.patcher import patcher_of_copy
 from ..patching.private_copy import copy_module
-from ..patching.storage import kept_name
-from .select import kept_in, text_encoders
+from ..patching.storage import storage_name
+from .select import storage_dtype_of, text_encoders
 
 __all__ = ["AuditedCLIP", "audit_clip", "runs_of_clip"]
 
 
 @dataclass
-class AuditedCLIP:
-    """What was found. compute: encoder -> the dtype to compute in; differences: (what, [tokens, dim])."""
+class AuditedCLIP(Audited):
+    """compute: encoder -> the dtype to compute in; differences: (what, [tokens, dim])."""
 
-    parts: list[AuditPart] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     compute: dict[str, Choice] = field(default_factory=dict)
     storage: dict[str, str] = field(default_factory=dict)  # encoder -> why its storage stays
     differences: list[tuple[str, Tensor]] = field(default_factory=list)
@@ -56,7 +54,7 @@ def audit_clip(clip: Any, prompt: str, names: tuple[str, ...], seed: int, step: 
         raise BadInput(f"The clip ({type(clip.cond_stage_model).__name__}) has no text encoder that is known here.")
     # an operation of the host casts its weights to its input's dtype, so a layer runs alone as it is
     audits = {name: Audit(names, in_dtype=lambda layer, _dtype: layer, seed=seed) for name in encoders}
-    found = AuditedCLIP()
+    audited = AuditedCLIP()
 
     step("CLIP as loaded")
     with ExitStack() as stack:
@@ -77,21 +75,21 @@ def audit_clip(clip: Any, prompt: str, names: tuple[str, ...], seed: int, step: 
                 stack.enter_context(audits[name].lowered(dtype, _watched(encoder)))
             low = _encode(clip, prompt)
         for name, part in parts.items():
-            errors = _compare(low[name], reference[name])
-            said = say_tensor(f"computed in {dtype}", errors, TEXT_LIMIT)
-            part.said.append(said)
-            trials[name][dtype] = (errors.relative <= TEXT_LIMIT, said)
-            found.differences.append((f"{name} computed in {dtype}", _plane(low[name][0] - reference[name][0])))
+            errors = error_of(low[name], reference[name])
+            sentence = describe_tensor_error(f"computed in {dtype}", errors, TEXT_LIMIT)
+            part.sentences.append(sentence)
+            trials[name][dtype] = (errors.relative <= TEXT_LIMIT, sentence)
+            audited.differences.append((f"{name} computed in {dtype}", _plane(low[name][0] - reference[name][0])))
         step(f"CLIP stored in {dtype}")
         _stored(clip, prompt, dtype, encoders, reference, parts)
-    native = {dtype: support(clip.patcher.load_device, DTYPES[dtype]) for dtype in names}
+    native = native_support(clip.patcher.load_device, names)
     for name, part in parts.items():
-        found.parts.append(part)
-        found.compute[name] = choose(trials[name], native, part.layers)
-        held = kept_name(kept_in(encoders[name], clip.patcher))
-        found.storage[name] = f"stored as loaded, in {held}"
-        found.notes.append(f"{name}: loaded in {held}, computed in FP32 by the host.")
-    return found
+        audited.parts.append(part)
+        audited.compute[name] = choose(trials[name], native, part.layers)
+        held = storage_name(storage_dtype_of(encoders[name], clip.patcher))
+        audited.storage[name] = f"stored as loaded, in {held}"
+        audited.notes.append(f"{name}: loaded in {held}, computed in FP32 by the host.")
+    return audited
 
 
 def _watched(encoder: Any) -> torch.nn.Module:
@@ -140,34 +138,26 @@ def _computing(encoder: Any, dtype: torch.dtype) -> Iterator[None]:
 
 def _stored(clip: Any, prompt: str, dtype: str, encoders: dict, reference: dict, parts: dict[str, AuditPart]) -> None:
     """A copy of all encoders in `dtype`, which lives as long as its one run."""
-    if all(kept_in(encoder, clip.patcher) == DTYPES[dtype] for encoder in encoders.values()):
+    if all(storage_dtype_of(encoder, clip.patcher) == DTYPES[dtype] for encoder in encoders.values()):
         for part in parts.values():
-            part.said.append(f"stored in {dtype}: that is how it was loaded, so nothing is lost by it.")
+            part.sentences.append(f"stored in {dtype}: that is how it was loaded, so nothing is lost by it.")
         return
     try:
-        private = made_from(clip.patcher, lambda patcher: copy_module(clip.cond_stage_model, patcher, DTYPES[dtype]))
+        private = copy_module(clip.cond_stage_model, clip.patcher, DTYPES[dtype])
     except BadInput as refused:
         for part in parts.values():
-            part.said.append(f"stored in {dtype}: not measured, because {str(refused).rstrip('.')}.")
+            part.sentences.append(f"stored in {dtype}: not measured, because {str(refused).rstrip('.')}.")
         return
     copied = clip.clone()
     copied.cond_stage_model = private
-    copied.patcher = patcher_of_copy(clip.patcher, private)
+    copied.patcher = patcher_of_copy(clip.patcher, private, patched=True)
     copied.patcher.is_clip, copied.patcher.hook_mode = True, clip.patcher.hook_mode
-    copied.patcher.patches = {key: list(patches) for key, patches in clip.patcher.patches.items()}  # LoRA
     low = _encode(copied, prompt)
     for name, part in parts.items():
-        part.said.append(say_tensor(f"stored in {dtype}", _compare(low[name], reference[name]), TEXT_LIMIT))
-
-
-def _compare(low: list[Tensor], reference: list[Tensor]) -> Errors:
-    errors = Errors()
-    for one, other in zip(low, reference, strict=True):
-        errors.add(one, other)
-    return errors
+        errors = error_of(low[name], reference[name])
+        part.sentences.append(describe_tensor_error(f"stored in {dtype}", errors, TEXT_LIMIT))
 
 
 def _plane(context: Tensor) -> Tensor:
     """[1, tokens, dim], or several chunks of it -> [3, tokens, dim], to be looked at."""
-    return context.reshape(-1, context.shape[-1]).expand(3, -1, -1)
-
+    return repeat(context, "chunks tokens dim -> 3 (chunks tokens) dim")

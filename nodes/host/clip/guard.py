@@ -1,6 +1,6 @@
 """A CLIP whose text encoders are watched for NaN, beside the CLIP that it was made of.
 
-It is a clone of the host's, and what it calls is a shell over the source's very weights.
+It is a clone of the host's, and what it calls is a proxy over the source's very weights.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import torch
 
 from ....training.errors import BadInput
 from ....training.precision.guard import is_finite
-from ..patching.guard import Call, Guard, beside, check_room
-from ..patching.patcher import patcher_of_copy
-from ..patching.private_copy import copy_module
-from ..patching.shell import guard_of, shell
+from ..patching.guard import Call, Guard, GuardedModule, at_work, float32_patcher
+from ..patching.private_copy import copy_module, module_proxy
+from ..patching.provenance import guard_of
 from .select import text_encoders
 
 __all__ = ["guard_clip"]
@@ -32,32 +31,31 @@ def guard_clip(clip: Any, guard: Guard) -> Any:
     root = getattr(clip, "cond_stage_model", None)
     if root is None:
         raise BadInput("The clip holds no weights: the checkpoint that it comes from has no text encoder.")
-    if (other := guard_of(root)) is not None:
-        root = other.root
-    return _GuardedCLIP(root, guard).around(clip)
+    return _GuardedCLIP(guard, _unguarded_root(root)).wrap(clip)
 
 
-class _GuardedCLIP:
-    """What stands in the door of a CLIP's model. `root`: that model, unguarded."""
+def _unguarded_root(root: torch.nn.Module) -> torch.nn.Module:
+    guard = guard_of(root)
+    return root if guard is None else guard.root
 
-    def __init__(self, root: torch.nn.Module, guard: Guard) -> None:
+
+class _GuardedCLIP(GuardedModule):
+    """What is called instead of a CLIP's model. `root`: that model, unguarded."""
+
+    def __init__(self, guard: Guard, root: torch.nn.Module) -> None:
+        super().__init__(guard)
         self.root = root
-        self.guard = guard
 
-    def __deepcopy__(self, _memo: dict) -> _GuardedCLIP:
-        return self
-
-    def around(self, clip: Any) -> Any:
+    def wrap(self, clip: Any) -> Any:
         """A guarded CLIP like `clip`."""
-        root = clip.cond_stage_model
-        root = root if guard_of(root) is None else guard_of(root).root
+        root = _unguarded_root(clip.cond_stage_model)
         new = clip.clone()
-        new.cond_stage_model = shell(root, _guarded_class(type(root)))
-        new.cond_stage_model.ref2v_guard = self if root is self.root else _GuardedCLIP(root, self.guard)
+        new.cond_stage_model = module_proxy(root, _guarded_class(type(root)))
+        new.cond_stage_model.ref2v_guard = self if root is self.root else _GuardedCLIP(self.guard, root)
         return new
 
-    def without(self, clip: Any) -> Any:
-        """`clip`, which `around` made, unguarded."""
+    def unwrap(self, clip: Any) -> Any:
+        """`clip`, which `wrap` made, unguarded."""
         new = clip.clone()
         new.cond_stage_model = self.root
         return new
@@ -80,11 +78,11 @@ class _GuardedCLIP:
 
     def _in_float32(self, module: Any, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Copied for this one call: text is encoded seldom, and its encoders can be large."""
-        fine = _float32_patcher(module)
-        model = fine.model
-        _take_options(module, model)
-        with beside(fine, 0):
-            return inner(model, *args, **kwargs)
+        fine = float32_patcher(_patcher_at_work(module), "CLIP", module, partial(_in_float32, module))
+        fine.is_clip, fine.hook_mode = True, comfy.hooks.EnumHookMode.MinVram
+        _copy_options(module, fine.model)
+        with at_work(fine, 0):
+            return inner(fine.model, *args, **kwargs)
 
 
 def _part(module: torch.nn.Module, layer: str) -> str:
@@ -101,29 +99,21 @@ def _weights_of(tokens: Any) -> torch.Tensor:
     return torch.tensor([pair[1] for pair in pairs if len(pair) > 1 and isinstance(pair[1], float)] or [0.0])
 
 
-def _float32_patcher(module: torch.nn.Module) -> Any:
-    """A patcher of a copy of `module`, with weights and compute in FP32 and with the same patches (LoRA)."""
-    # `module` is a shell; the patcher is of what the shell stands over, and may have been cloned and patched since
+def _patcher_at_work(module: torch.nn.Module) -> Any:
+    """The patcher of what the proxy `module` stands over, as it is loaded now; None: the host does not say."""
     weight, loaded = next(module.parameters()), comfy.model_management.loaded_models()
-    patcher = next((patcher for patcher in loaded if next(patcher.model.parameters(), None) is weight), None)
-    if patcher is None:
-        raise BadInput("the host does not say which CLIP is at work.")
-    if patcher.current_hooks is not None:
-        raise BadInput("hooks change its weights (a LoRA on the conditioning).")
-    check_room(module)
+    return next((patcher for patcher in loaded if next(patcher.model.parameters(), None) is weight), None)
+
+
+def _in_float32(module: torch.nn.Module, patcher: Any) -> torch.nn.Module:
     private = copy_module(module, patcher, torch.float32)
     for part in private.modules():
-        if isinstance(part.__dict__.get("dtype"), torch.dtype):
-            part.dtype = torch.float32
         if "ref2v_compute" in part.__dict__:  # what Select CLIP Precision has chosen
             part.ref2v_compute = torch.float32
-    new = patcher_of_copy(patcher, private)
-    new.is_clip, new.hook_mode = True, comfy.hooks.EnumHookMode.MinVram
-    new.patches = {key: list(patches) for key, patches in patcher.patches.items()}
-    return new
+    return private
 
 
-def _take_options(module: torch.nn.Module, copied: torch.nn.Module) -> None:
+def _copy_options(module: torch.nn.Module, copied: torch.nn.Module) -> None:
     """Which layer to stop at, and the like, which the host has set on `module` for the call at hand."""
     for own, other in zip(module.modules(), copied.modules(), strict=True):
         other.__dict__.update({name: own.__dict__[name] for name in _OPTIONS if name in own.__dict__})

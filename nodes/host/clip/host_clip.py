@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ....training.errors import BadInput
-from ..patching.weights import hash_weights
+from ..patching.fingerprint import hash_weights
 from .select import compute_dtypes
 
 __all__ = ["CaptionEncoder", "ContextShape", "check_conditioning", "clip_fingerprint"]

@@ -1,21 +1,20 @@
-"""A CLIP whose text encoders each have a dtype to be kept in and one to compute in, beside the CLIP it was made of.
+"""A CLIP whose text encoders each have a dtype to be stored in and one to compute in, beside the CLIP it was made of.
 
 Nothing of the source is changed. The host keeps text encoders in FP16 and casts each weight to FP32 as it computes, so
 the two dtypes are independent:
 
-- another dtype to compute in costs nothing: the CLIP calls a second shell of each encoder, of the same class and over
-  the same layers, which casts what goes into the first of them. The host goes on managing the source's own model;
-- another dtype to keep needs weights of its own, on a patcher of its own, and those of all encoders: what a LoRA hook
+- another dtype to compute in costs nothing: the CLIP calls a proxy of each encoder, of the same class and over the
+  same layers, which casts what goes into the first of them. The host goes on managing the source's own model;
+- another dtype to store needs weights of its own, on a patcher of its own, and those of all encoders: what a LoRA hook
   puts into a weight goes into the memory where it lies, so nothing may be shared.
 
-What comes out is FP32 in any case: the host's shell around each encoder sees to it. Quantized weights, and those under
-the dynamic VRAM of newer hosts, are cast as they are used, so they compute in any dtype; where no copy can be made of
-them, they stay as they are kept, and the report says why.
+What comes out is FP32 in any case: the host's own module around each encoder sees to it. Quantized weights, and those
+under the dynamic VRAM of newer hosts, are cast as they are used, so they compute in any dtype; where no copy can be
+made of them, they stay as they are stored, and the report says why.
 """
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -26,11 +25,11 @@ import torch
 from ....training.errors import BadInput
 from ....training.precision.dtypes import dtype_name
 from ....training.precision.policy import TEXT_ENCODER, automatic
-from ....training.precision.settle import DEFAULT, settle
-from ..patching.patcher import carry, made_from, patcher_of_copy, plain_source, reloads
-from ..patching.private_copy import cast_weight, copy_module, kept_dtype
-from ..patching.shell import guard_of
-from ..patching.storage import as_loaded, kept_name, said_of_storage
+from ....training.precision.resolve import DEFAULT, resolve_compute
+from ..patching.patcher import patcher_of_copy, plain_patcher, reread_and_copy, retarget
+from ..patching.private_copy import cast_weight, copy_module, module_proxy, storage_dtype
+from ..patching.provenance import MadeOnce, Provenance, guard_of, provenance_of
+from ..patching.storage import as_loaded, choose_storage, storage_name
 
 __all__ = [
     "ALL",
@@ -38,8 +37,8 @@ __all__ = [
     "SelectedCLIP",
     "compute_dtypes",
     "encoder_dtypes",
-    "kept_in",
     "select_clip_precision",
+    "storage_dtype_of",
     "text_encoders",
 ]
 
@@ -67,25 +66,20 @@ class _Dtypes:
 
 
 @dataclass(frozen=True)
-class _Origin:
-    """Where a CLIP of ours came from; it sits on the module that the CLIP calls, which `CLIP.clone()` passes on.
+class _CLIPProvenance(Provenance):
+    """What a CLIP was made of; it is noted on the module that the CLIP calls, which `CLIP.clone()` passes on.
 
-    clip: the one that came into the first selector of a chain. home: the patcher of the weights at work. selected: the
-    dtypes of the encoders that were changed. stamp: of the CLIP as we made it, where only selectors stood before;
-    a CLIP with another one has been patched by other nodes since `clip`.
+    source: the CLIP that came into the first selector of a chain. weights: the patcher of the weights at work.
+    selected: the dtypes of the encoders that were changed. stamp: of the CLIP as we made it, where only selectors stood
+    before; a CLIP with another one has been patched by other nodes since `source`.
     """
 
-    clip: Any
-    home: Any
+    weights: Any
     selected: dict[str, _Dtypes]
     stamp: tuple | None
 
-    def __deepcopy__(self, _memo: dict) -> _Origin:
-        return self
 
-
-# Of each source, the patchers of the copies made of it, by (encoder, storage): gone when no CLIP uses them any more.
-_COPIES: weakref.WeakKeyDictionary[torch.nn.Module, dict[frozenset, weakref.ref]] = weakref.WeakKeyDictionary()
+_COPIES = MadeOnce()  # of each source's model, the patchers of the copies, by (encoder, storage)
 
 
 def select_clip_precision(
@@ -100,13 +94,13 @@ def select_clip_precision(
     if getattr(clip, "cond_stage_model", None) is None:
         raise BadInput("The clip holds no weights: the checkpoint that it comes from has no text encoder.")
     if (guard := guard_of(clip.cond_stage_model)) is not None:  # it goes around the CLIP in its new dtypes
-        chosen = select_clip_precision(guard.without(clip), encoder, storage, compute)
-        return replace(chosen, clip=guard.around(chosen.clip))
-    origin = getattr(clip.cond_stage_model, "ref2v_origin", None)
-    source = origin.clip if origin else clip
+        chosen = select_clip_precision(guard.unwrap(clip), encoder, storage, compute)
+        return replace(chosen, clip=guard.wrap(chosen.clip))
+    provenance = provenance_of(clip.cond_stage_model)
+    source = provenance.source if provenance else clip
     root, device = source.cond_stage_model, clip.patcher.load_device
     encoders = text_encoders(root)
-    loaded = {name: _Dtypes(kept_in(part, source.patcher), _HOST_COMPUTE) for name, part in encoders.items()}
+    loaded = {name: _Dtypes(storage_dtype_of(part, source.patcher), _HOST_COMPUTE) for name, part in encoders.items()}
     lines = [f"{type(root).__name__} on {device}"]
     if not loaded:
         if storage == compute == DEFAULT:
@@ -117,40 +111,50 @@ def select_clip_precision(
         has = ", ".join(loaded)
         return SelectedCLIP(clip, f"{lines[0]}\nIt has no encoder {encoder!r}, so nothing changes; it has {has}.")
 
-    before = {**loaded, **(origin.selected if origin else {})}
-    selected, home = {**before}, source.patcher
-    keeps, said_storage = {}, {}
-    for name in chosen:
-        was = loaded[name].storage
-        keeps[name], said_storage[name] = said_of_storage(f"{name} storage", storage, was, device)
-        selected[name] = replace(before[name], storage=keeps[name])
-    stored = _stored(selected, loaded)
-    if stored:
-        try:
-            home = _copied(source, stored)
-        except BadInput as refused:
-            for name in stored:
-                selected[name] = replace(selected[name], storage=loaded[name].storage)
-                if name in chosen:
-                    said_storage[name] = as_loaded(f"{name} storage", storage, loaded[name].storage, str(refused))
+    selected = {**loaded, **(provenance.selected if provenance else {})}
+    weights, storage_lines = _select_storage(source, chosen, storage, loaded, selected)
     for name, was in loaded.items():
-        if name not in chosen:
+        if name in chosen:
+            computes, line = resolve_compute(
+                f"{name} compute", compute, was.compute, device, lambda: automatic(TEXT_ENCODER, device)
+            )
+            selected[name] = replace(selected[name], compute=computes)
+            lines += [storage_lines[name] + _beside(selected[name].storage, was.storage), line]
+            lines += _warnings(root, name, selected[name], was)
+        else:
             now = selected[name]
             since = "as loaded" if now == was else "as selected before"
-            lines.append(f"{name}: kept in {kept_name(now.storage)}, computes in {dtype_name(now.compute)}, {since}")
-            continue
-        lines.append(said_storage[name] + _beside(selected[name].storage, was.storage))
-        computes, said = settle(
-            f"{name} compute", compute, was.compute, device, lambda: automatic(TEXT_ENCODER, device)
-        )
-        selected[name] = replace(selected[name], compute=computes)
-        lines += [said, *_warnings(root, name, selected[name], was)]
+            lines.append(f"{name}: kept in {storage_name(now.storage)}, computes in {dtype_name(now.compute)}, {since}")
     changed = {name: dtypes for name, dtypes in selected.items() if dtypes != loaded[name]}
-    new = _made(clip, source, home, loaded, changed) if changed else _as_loaded(clip, origin)
-    if home is not source.patcher:
-        held = sum(weight.numel() * weight.element_size() for weight in home.model.parameters())
-        lines.append(f"Held beside the weights of the CLIP that came in: {held / 2**20:.1f} MiB.")
+    new = _made(clip, source, weights, loaded, changed) if changed else _as_loaded(clip, provenance)
+    if weights is not source.patcher:
+        size = sum(weight.numel() * weight.element_size() for weight in weights.model.parameters())
+        lines.append(f"Held beside the weights of the CLIP that came in: {size / 2**20:.1f} MiB.")
     return SelectedCLIP(new, "\n".join(lines))
+
+
+def _select_storage(
+    source: Any, chosen: list[str], storage: str, loaded: dict[str, _Dtypes], selected: dict[str, _Dtypes]
+) -> tuple[Any, dict[str, str]]:
+    """(the patcher of weights in the dtypes of `selected`, with those of the `chosen` encoders changed to `storage`; a
+    line of the report for each of these). `selected` then says what is had: as loaded, where no copy can be made.
+    """
+    lines = {}
+    for name in chosen:
+        part = f"{name} storage"
+        stores, lines[name] = choose_storage(part, storage, loaded[name].storage, source.patcher.load_device)
+        selected[name] = replace(selected[name], storage=stores)
+    stored = _stored(selected, loaded)
+    if not stored:
+        return source.patcher, lines
+    try:
+        return _copied(source, stored), lines
+    except BadInput as refused:
+        for name in stored:
+            selected[name] = replace(selected[name], storage=loaded[name].storage)
+            if name in chosen:
+                lines[name] = as_loaded(f"{name} storage", storage, loaded[name].storage, str(refused))
+        return source.patcher, lines
 
 
 def _stored(selected: dict[str, _Dtypes], loaded: dict[str, _Dtypes]) -> dict[str, torch.dtype]:
@@ -161,15 +165,15 @@ def _stored(selected: dict[str, _Dtypes], loaded: dict[str, _Dtypes]) -> dict[st
 def compute_dtypes(clip: Any) -> dict[str, torch.dtype]:
     """The encoders of a CLIP that compute in another dtype than the host's own, FP32."""
     encoders = text_encoders(clip.cond_stage_model).items()
-    found = {name: getattr(encoder.transformer, "ref2v_compute", None) for name, encoder in encoders}
-    return {name: dtype for name, dtype in found.items() if dtype is not None}
+    computes = {name: getattr(encoder.transformer, "ref2v_compute", None) for name, encoder in encoders}
+    return {name: dtype for name, dtype in computes.items() if dtype is not None}
 
 
 def encoder_dtypes(clip: Any) -> dict[str, tuple[torch.dtype | None, torch.dtype]]:
     """(storage, None for quantized weights; compute) of each text encoder of a CLIP, by its name."""
     computes = compute_dtypes(clip)
     encoders = text_encoders(clip.cond_stage_model).items()
-    return {name: (kept_in(part, clip.patcher), computes.get(name, _HOST_COMPUTE)) for name, part in encoders}
+    return {name: (storage_dtype_of(part, clip.patcher), computes.get(name, _HOST_COMPUTE)) for name, part in encoders}
 
 
 # ---------------------------------------------------------------------------------------------------- what is in a CLIP
@@ -180,9 +184,9 @@ def text_encoders(root: torch.nn.Module) -> dict[str, torch.nn.Module]:
     return {name: part for name, part in root.named_children() if isinstance(part, comfy.sd1_clip.SDClipModel)}
 
 
-def kept_in(encoder: torch.nn.Module, patcher: Any) -> torch.dtype | None:
+def storage_dtype_of(encoder: torch.nn.Module, patcher: Any) -> torch.dtype | None:
     """The dtype that the host has most of its weights in; None for quantized ones. `patcher`: of the CLIP."""
-    return kept_dtype(encoder.transformer, patcher)
+    return storage_dtype(encoder.transformer, patcher)
 
 
 def _family(root: torch.nn.Module, name: str) -> str:
@@ -218,50 +222,44 @@ def _stamp(clip: Any) -> tuple:
 
 def _is_untouched(clip: Any) -> bool:
     """Has no other node worked on `clip` since it came into the first selector?"""
-    origin = getattr(clip.cond_stage_model, "ref2v_origin", None)
-    return origin is None or _stamp(clip) == origin.stamp
+    provenance = provenance_of(clip.cond_stage_model)
+    return provenance is None or _stamp(clip) == provenance.stamp
 
 
 def _made(
-    clip: Any, source: Any, home: Any, loaded: dict[str, _Dtypes], selected: dict[str, _Dtypes]
+    clip: Any, source: Any, weights: Any, loaded: dict[str, _Dtypes], selected: dict[str, _Dtypes]
 ) -> Any:
-    """`clip` again, with what other nodes have put on it, over the weights of `home` in the dtypes of `selected`."""
+    """`clip` again, with what other nodes have put on it, over the model of `weights` in the dtypes of `selected`."""
     new = clip.clone()
-    new.patcher = carry(new.patcher, home)
-    # The host loads and patches the model of the patcher; what the CLIP calls is a shell over the same layers.
-    new.cond_stage_model = _shell(home.model)
+    new.patcher = retarget(new.patcher, weights)
+    # The host loads and patches the model of the patcher; what the CLIP calls is a proxy over the same layers.
+    computing = {}
     for name, now in selected.items():
         if now.compute != loaded[name].compute:
-            encoder = _shell(getattr(home.model, name))
-            encoder.transformer = _computing_in(encoder.transformer, now.compute)
-            setattr(new.cond_stage_model, name, encoder)
+            encoder = getattr(weights.model, name)
+            computing[name] = module_proxy(encoder, transformer=_computing_in(encoder.transformer, now.compute))
+    new.cond_stage_model = module_proxy(weights.model, **computing)
     stamp = _stamp(new) if _is_untouched(clip) else None
-    new.cond_stage_model.ref2v_origin = _Origin(source, home, selected, stamp)
+    new.cond_stage_model.ref2v_provenance = _CLIPProvenance(source, weights, selected, stamp)
     return new
 
 
-def _as_loaded(clip: Any, origin: _Origin | None) -> Any:
+def _as_loaded(clip: Any, provenance: _CLIPProvenance | None) -> Any:
     """The very CLIP that came into the first selector, unless other nodes have worked on it since."""
-    if origin is None:
+    if provenance is None:
         return clip
     if _is_untouched(clip):
-        return origin.clip
+        return provenance.source
     new = clip.clone()
-    new.patcher = carry(new.patcher, origin.clip.patcher)
-    new.cond_stage_model = origin.clip.cond_stage_model
+    new.patcher = retarget(new.patcher, provenance.source.patcher)
+    new.cond_stage_model = provenance.source.cond_stage_model
     return new
 
 
 def _copied(source: Any, stored: dict[str, torch.dtype]) -> Any:
     """The patcher of a copy of the source's model with these encoders kept in these dtypes; one for all who use it."""
-    copies = _COPIES.setdefault(source.patcher.model, {})
     key = frozenset(stored.items())
-    known = copies.get(key, lambda: None)()
-    if known is not None:
-        return known
-    home = made_from(plain_source(source.patcher), lambda plain: _copy_of(plain, stored))
-    copies[key] = weakref.ref(home)
-    return home
+    return _COPIES.get(source.patcher.model, key, lambda: _copy_of(plain_patcher(source.patcher), stored))
 
 
 def _copy_of(patcher: Any, stored: dict[str, torch.dtype]) -> Any:
@@ -276,24 +274,15 @@ def _copy_of(patcher: Any, stored: dict[str, torch.dtype]) -> Any:
         transformer = getattr(private, name).transformer
         if isinstance(getattr(transformer, "dtype", None), torch.dtype):
             transformer.dtype = dtype  # the host's T5 asks it
-    home = patcher_of_copy(patcher, private)
-    home.cached_patcher_init = reloads(patcher, lambda again: _copy_of(again, stored))
-    return home
-
-
-def _shell(module: torch.nn.Module, kind: type | None = None) -> torch.nn.Module:
-    """A second object over the very children, weights and hooks of `module`: another child of it is its own affair."""
-    kind = kind or type(module)
-    shell = kind.__new__(kind)
-    shell.__dict__.update(module.__dict__)
-    shell.__dict__["_modules"] = dict(module._modules)
-    return shell
+    new = patcher_of_copy(patcher, private)
+    new.cached_patcher_init = reread_and_copy(patcher, lambda again: _copy_of(again, stored))
+    return new
 
 
 def _computing_in(transformer: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    shell = _shell(transformer, _casting(type(transformer)))
-    shell.ref2v_compute = dtype
-    return shell
+    proxy = module_proxy(transformer, _casting(type(transformer)))
+    proxy.ref2v_compute = dtype
+    return proxy
 
 
 @cache

@@ -16,6 +16,7 @@ from PIL import Image
 from ....training.data.latent_cache import LatentCache
 from ....training.data.shards import DatasetWriter, RefinerDataset, estimate_bytes
 from ....training.errors import BadInput
+from ....training.run.report.labels import duration
 from ..clip.host_clip import CaptionEncoder, clip_fingerprint
 from ..paths import dataset_folder, latent_cache_folder, move_aside
 from ..progress import NodeProgress, raise_if_interrupted
@@ -27,7 +28,7 @@ from .material import LatentMaterial, Material, PictureMaterial
 from .pictures import PictureBatch, PictureFolder
 from .plan import BuildPlan, Fact, finish_pair, gather_facts, look, make_plan, start_pair
 from .recipe import count_build, recipe_hash
-from .report import as_text, byte_count, duration, latent_line, plan_lines, text_lines
+from .report import as_text, byte_count, latent_line, plan_lines, text_lines
 from .request import BuildRequest, BuildResult
 from .sources import LatentBase, RawLatents, SampleBase
 

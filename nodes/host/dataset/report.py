@@ -11,7 +11,7 @@ from .latent_space import LatentSpace
 from .plan import BuildPlan
 from .request import BuildRequest
 
-__all__ = ["as_text", "byte_count", "duration", "latent_line", "plan_lines", "text_lines"]
+__all__ = ["as_text", "byte_count", "latent_line", "plan_lines", "text_lines"]
 
 _MOST_SKIPPED = 30
 
@@ -67,12 +67,3 @@ def byte_count(count: float) -> str:
         units.pop(0)
     digits = 0 if units[0] == "B" or count >= 100 else 1
     return f"{count:.{digits}f} {units[0]}"
-
-
-def duration(seconds: float) -> str:
-    """75 -> "1 min 15 s"."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    if seconds < 3600:
-        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
-    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"

@@ -21,7 +21,7 @@ from ....training.data.pictures import read_picture
 from ....training.errors import BadInput
 from ....training.storage.files import sha256_file
 from ..model.base_model import has_plain_options, low_noise_latent, model_fingerprint, model_name, model_parameters
-from ..patching.weights import hash_value
+from ..patching.fingerprint import hash_value
 from ..vae.host_vae import PictureEncoder
 from .pictures import picture_file
 

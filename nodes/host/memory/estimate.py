@@ -137,8 +137,8 @@ def chart_image(estimate: AttentionEstimate) -> torch.Tensor:
 
 def columns_image(estimate: Any) -> torch.Tensor:
     """The chart of a Model Memory or Training Memory, likewise."""
-    said = estimate.verdict.split(" (")[0]
-    return _as_image(columns_chart(f"{estimate.title}:\n{said}", estimate.columns(), estimate.machine.free))
+    verdict = estimate.verdict.split(" (")[0]
+    return _as_image(columns_chart(f"{estimate.title}:\n{verdict}", estimate.columns(), estimate.machine.free))
 
 
 def _as_image(picture: Any) -> torch.Tensor:

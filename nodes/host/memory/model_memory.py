@@ -26,7 +26,8 @@ from ....training.memory.weights import WeightRow, rows_of, total_bytes
 from ....training.precision.dtypes import dtype_name
 from ..model.shapes import compute_dtype, read_model_shape
 from ..vae.halves import lacking_half
-from ..vae.host_vae import class_name, latent_downscale, refuse_empty
+from ..vae.host_vae import latent_downscale
+from ..vae.source import class_name, refuse_empty
 from .estimate import CUSTOM, host_backend, host_machine
 from .traced_model import TracedModel, TracedVAE, named_weights
 
@@ -85,10 +86,10 @@ def model_memory(
     def phases_at(there: Latent, every: bool = False) -> tuple[Phase, ...]:
         together = cfg and batches_together(traced, there, machine)
         sampled = traced.trace(there, chosen, machine, cfg=together, half_math=half_math)
-        found = [Phase(SAMPLING, sampled, _host_sampling(traced, there, together))]
+        phases = [Phase(SAMPLING, sampled, _host_sampling(traced, there, together))]
         if traced_vae is not None:
-            found += _vae_phases(traced_vae, there, shape.vae, machine, half_math, every, lacks)
-        return tuple(found)
+            phases += _vae_phases(traced_vae, there, shape.vae, machine, half_math, every, lacks)
+        return tuple(phases)
 
     together = batches_together(traced, latent, machine)
     if cfg and not together:
@@ -177,22 +178,22 @@ def _vae_phases(
         return (at_once, *shape[1:]), host
 
     channels = latent.channels
-    found = []
+    phases = []
     if lacks != "decoder":
         whole, host = in_turns((latent.batch, channels, *clip, *cells), vae.memory_used_decode)
-        found.append(Phase(DECODE, traced.decode(whole, machine, **options), host))
+        phases.append(Phase(DECODE, traced.decode(whole, machine, **options), host))
         # the latent, two passes' results, and the sum and divisor of the picture that is being put together
         beside = (latent.batch, channels, *clip, *cells), (2 * latent.batch + 2, 3, *length, *sides)
         tile = _tiled(traced.decode, (1, channels, *clip), cells, _TILE // ratio, beside, machine, options)
-        found.append(Phase(DECODE_TILED, tile))
+        phases.append(Phase(DECODE_TILED, tile))
     if every and lacks != "encoder":
         whole, host = in_turns((latent.batch, 3, *length, *sides), vae.memory_used_encode)
-        found.append(Phase(ENCODE, traced.encode(whole, machine, **options), host))
+        phases.append(Phase(ENCODE, traced.encode(whole, machine, **options), host))
         # the pictures themselves stay in memory
         beside = ((latent.batch, 3, *length, *sides),)
         tile = _tiled(traced.encode, (1, 3, *length), sides, _TILE, beside, machine, options)
-        found.append(Phase(ENCODE_TILED, tile))
-    return found
+        phases.append(Phase(ENCODE_TILED, tile))
+    return phases
 
 
 def _tiled(

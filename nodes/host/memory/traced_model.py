@@ -1,8 +1,8 @@
 """The host's networks on tensors without data: what a MODEL, a ControlNet or a VAE holds while it runs.
 
 A private twin of the network is traced (training/memory/trace.py); the network itself is only read, and what other
-clones of its patcher have put on it is taken off the twin again (selected_model.py). Attention is
-replaced through the doors that the host has for it: `optimized_attention_override` in the transformer options, and the
+clones of its patcher have put on it is taken off the twin again (model/selected.py). Attention is
+replaced where the host lets it be: `optimized_attention_override` in the transformer options, and the
 attribute of the twin's own VAE blocks.
 """
 
@@ -20,6 +20,7 @@ from comfy.ldm.modules.attention import CrossAttention
 from comfy.ldm.modules.diffusionmodules.mmdit import MMDiT
 from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from comfy.ldm.wan.model import WanModel
+from einops import rearrange
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ....training.errors import BadInput
@@ -36,11 +37,11 @@ from ....training.memory.trace import (
     fake_like,
 )
 from ..model.selected import as_selected, keeps_softmax
-from ..patching.kept_modules import FP32Softmax
+from ..patching.float32_modules import FP32Softmax
 from ..patching.private_copy import LOADED_STATE, forget_loading
-from ..patching.shell import guard_of
 from ..progress import CANCELLED
-from ..vae.split import named_layers
+from ..vae.copies import named_layers
+from ..vae.source import recognise
 
 __all__ = ["TracedModel", "TracedVAE", "named_weights", "twin", "vae_backend"]
 
@@ -93,9 +94,9 @@ def _readable(name: str, module: torch.nn.Module):
     except (BadInput, MemoryError, CANCELLED):  # a cancel says nothing about the network
         raise
     except Exception as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise BadInput(
-            f"{name}: {type(module).__name__} cannot be traced, so there is no estimate of it ({said})."
+            f"{name}: {type(module).__name__} cannot be traced, so there is no estimate of it ({reason})."
         ) from error
 
 
@@ -168,7 +169,7 @@ class TracedModel:
 
     def _control(self, x: torch.Tensor, given: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, list] | None:
         """What the ControlNets hand to the network, added up as comfy/controlnet.py does it."""
-        found: dict[str, list] | None = None
+        total: dict[str, list] | None = None
         hints: list[torch.Tensor] = []
         for control, network in zip(self.controls, self._controls, strict=True):
             own = control.manual_cast_dtype or network.dtype
@@ -182,10 +183,10 @@ class TracedModel:
                 context=given["c_crossattn"].to(own), **more,
             )  # fmt: skip
             made = {part: [each.to(dtype) for each in made.get(part, [])] for part in ("input", "middle", "output")}
-            if found is not None:
-                made = {part: [a + b for a, b in zip(found[part], made[part], strict=True)] for part in made}
-            found = {**made, "hints": hints}
-        return found
+            if total is not None:
+                made = {part: [a + b for a, b in zip(total[part], made[part], strict=True)] for part in made}
+            total = {**made, "hints": hints}
+        return total
 
 
 # x, the noise, the latent, the last result, conditional and unconditional sums with their counts, and what the
@@ -233,11 +234,11 @@ def _override(stand_in: AttentionStandIn) -> Callable[..., torch.Tensor]:
         precision = host_attention.get_attn_precision(attn_precision, q.dtype)
         stand_in(attention_call(q, k, heads, split_heads=skip_reshape, upcast=precision == torch.float32))
         if not skip_reshape:
-            q = q.unflatten(-1, (heads, -1)).transpose(1, 2)
-        shape = (q.shape[0], q.shape[1], q.shape[2], q.shape[3])
+            q = rearrange(q, "batch tokens (heads dim) -> batch heads tokens dim", heads=heads)
+        batch, heads, tokens, dim = q.shape
         if skip_output_reshape:
-            return torch.empty(shape, dtype=q.dtype)
-        return torch.empty(shape[0], shape[2], shape[1] * shape[3], dtype=q.dtype)
+            return torch.empty(batch, heads, tokens, dim, dtype=q.dtype)
+        return torch.empty(batch, tokens, heads * dim, dtype=q.dtype)
 
     return attend
 
@@ -258,8 +259,7 @@ class TracedVAE:
     """A VAE, ready to be traced at any size."""
 
     def __init__(self, vae: Any):
-        if (guard := guard_of(vae.first_stage_model)) is not None:
-            vae = guard.without(vae)  # it looks at numbers, and there are none here
+        vae = recognise(vae).bare  # a guard looks at numbers, and there are none here
         self.vae, self.module = vae, vae.first_stage_model
         self.name = type(self.module).__name__
         self.backend = vae_backend(self.module)
@@ -295,14 +295,14 @@ class TracedVAE:
 
         def work() -> None:
             vae = self.vae
-            kept = [] if machine.gpu else [torch.empty(each) for each in beside]
+            held = [] if machine.gpu else [torch.empty(each) for each in beside]
             latent = torch.empty(shape)
             samples = latent.to(vae.vae_dtype)
             made = self._twin.decode(samples)
             if not machine.gpu:
                 made = vae.process_output(made.float())
                 picture = torch.empty(made.shape)
-                del made, kept, picture
+                del made, held, picture
 
         return self._trace(machine, half_math, work)
 
@@ -313,12 +313,12 @@ class TracedVAE:
 
         def work() -> None:
             vae = self.vae
-            kept = [] if machine.gpu else [torch.empty(each) for each in beside]
+            held = [] if machine.gpu else [torch.empty(each) for each in beside]
             pixels = torch.empty(shape, dtype=vae.vae_dtype if machine.gpu else torch.float32)
             made = pixels if machine.gpu else vae.process_input(pixels).to(vae.vae_dtype)
             made = self._twin.encode(made)
             if not machine.gpu:
                 made = torch.empty(made.float().shape)
-            del made, pixels, kept
+            del made, pixels, held
 
         return self._trace(machine, half_math, work)

@@ -19,15 +19,14 @@ import torch
 from torch import Tensor
 
 from ....training.errors import BadInput
+from ....training.precision.assessment import LATENT_LIMIT, Choice, choose, describe_tensor_error, layers_to_keep
 from ....training.precision.audit import Audit
 from ....training.precision.audit_report import AuditPart
-from ....training.precision.device import support
 from ....training.precision.dtypes import DTYPES
-from ....training.precision.measures import Errors
-from ....training.precision.verdict import LATENT_LIMIT, Choice, choose, keeps, say_tensor
 from ..collector import without_collector
-from ..patching.exact import exact_float32
-from ..patching.storage import kept_name
+from ..patching.audited import Audited, error_of, native_support
+from ..patching.exact_float32 import exact_float32
+from ..patching.storage import storage_name
 from .select import model_dtypes
 
 __all__ = ["AuditedModel", "audit_model", "check_sigmas", "empty_conditioning", "runs_of_model"]
@@ -39,11 +38,9 @@ _TIME_IDS = 6 * 256  # what SDXL appends to it
 
 
 @dataclass
-class AuditedModel:
-    """What was found. denoised: for each part and dtype's name the raw latent of FP32, and the one in the dtype."""
+class AuditedModel(Audited):
+    """denoised: for each part and dtype's name the raw latent of FP32, and the one in the dtype."""
 
-    parts: list[AuditPart] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     choice: Choice | None = None
     keep: tuple[str, ...] = ()
     keep_why: str = ""
@@ -88,9 +85,9 @@ def audit_model(
     sampling = model.get_model_object("model_sampling")
     at = {_title(entry, sigma): sigma for entry, sigma in ((e, _sigma(e, sampling)) for e in sigmas)}
     noise = comfy.sample.prepare_noise(latent, seed)
-    held = kept_name(model_dtypes(model)[0])
-    found = AuditedModel()
-    found.notes.append(f"MODEL: {type(model.model).__name__}, weights in {held}; FP32 means FP32 compute over those.")
+    held = storage_name(model_dtypes(model)[0])
+    audited = AuditedModel()
+    audited.notes.append(f"MODEL: {type(model.model).__name__}, weights in {held}; FP32 means FP32 compute over those.")
     trials: dict[str, list[tuple[bool, str]]] = {name: [] for name in names}
     for title, sigma in at.items():
         # an operation of the host casts its weights to its input's dtype, so a layer runs alone as it is
@@ -108,26 +105,25 @@ def audit_model(
             step(f"{part.name} in {name}")
             with audit.lowered(name, model.model.diffusion_model):
                 low, low_direction = _denoise(model, DTYPES[name], positive, noise, latent, sigma)
-            errors = Errors()
-            errors.add(low_direction, direction)
-            part.said.append(say_tensor(f"{name} step", errors, LATENT_LIMIT))
-            trials[name].append((errors.relative <= LATENT_LIMIT, f"{title}, {part.said[-1]}"))
-            found.denoised.append((part, name, reference, low))
-        found.parts.append(part)
-    _conclude(found, model, names, trials)
-    return found
+            errors = error_of([low_direction], [direction])
+            part.sentences.append(describe_tensor_error(f"{name} step", errors, LATENT_LIMIT))
+            trials[name].append((errors.relative <= LATENT_LIMIT, f"{title}, {part.sentences[-1]}"))
+            audited.denoised.append((part, name, reference, low))
+        audited.parts.append(part)
+    _conclude(audited, model, names, trials)
+    return audited
 
 
-def _conclude(found: AuditedModel, model: Any, names: tuple[str, ...], trials: dict) -> None:
-    layers = [layer for part in found.parts for layer in part.layers]
-    native = {name: support(model.load_device, DTYPES[name]) for name in names}
+def _conclude(audited: AuditedModel, model: Any, names: tuple[str, ...], trials: dict) -> None:
+    layers = [layer for part in audited.parts for layer in part.layers]
+    native = native_support(model.load_device, names)
     # a dtype is as good as it is at its worst sigma
     worst = {name: min(tried, key=lambda one: one[0]) for name, tried in trials.items()}
-    found.choice = choose(worst, native, layers)
-    kept = [keeps(part.layers, found.choice.dtype) for part in found.parts]
-    found.keep = tuple(dict.fromkeys(name for names_kept, _ in kept for name in names_kept))
-    found.keep_why = "lose more than rounding explains, or near the dtype's limit: " + ", ".join(
-        dict.fromkeys(why for _, reasons in kept for why in reasons)
+    audited.choice = choose(worst, native, layers)
+    advice = [layers_to_keep(part.layers, audited.choice.dtype) for part in audited.parts]
+    audited.keep = tuple(dict.fromkeys(layer for layers_named, _ in advice for layer in layers_named))
+    audited.keep_why = "lose more than rounding explains, or near the dtype's limit: " + ", ".join(
+        dict.fromkeys(why for _, reasons in advice for why in reasons)
     )
 
 

@@ -12,7 +12,7 @@ import comfy.utils
 import torch
 
 from ....training.errors import BadInput
-from ..patching.weights import hash_weights
+from ..patching.fingerprint import hash_weights
 
 __all__ = [
     "has_plain_options",
@@ -123,12 +123,12 @@ def low_noise_latent(
     positive: list,
     negative: list,
     *,
+    seed: int,
     steps: int,
     cfg: float,
     sampler_name: str,
     scheduler: str,
     denoise: float,
-    seed: int,
 ) -> torch.Tensor:
     """What the host's KSampler gives for this latent_image: noised to `denoise`, then denoised with these settings.
 

@@ -132,11 +132,10 @@ def _model_config(state: dict[str, Any], prefix: str, metadata: dict | None) -> 
 def _read_structure(path: str) -> tuple[dict[str, torch.Tensor], dict | None]:
     """Names, shapes and dtypes of a checkpoint as tensors on the meta device, and its safetensors metadata."""
     if path.lower().endswith((".safetensors", ".sft")):
-        with open(path, "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > os.path.getsize(path):
-                raise ValueError("the header is longer than the file")
-            header = json.loads(file.read(length))
+        text = comfy.utils.safetensors_header(path, max_size=os.path.getsize(path))
+        if text is None:
+            raise ValueError("the header is longer than the file")
+        header = json.loads(text)
         metadata = header.pop("__metadata__", None)
         state = {
             key: torch.empty(entry["shape"], dtype=_DTYPES.get(entry["dtype"], torch.uint8), device="meta")

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
 from comfy.patcher_extension import CallbacksMP, WrapperExecutor, WrappersMP
 
-from ....training.errors import BadInput
 from ....training.precision.guard import is_finite
-from ..patching.guard import RERUN, Call, Guard, beside, check_room
-from ..patching.patcher import patcher_of_copy
-from ..patching.private_copy import copy_module
-from ..patching.shell import bare_copy
+from ..patching.guard import RERUN, Call, Guard, at_work, float32_patcher
+from ..patching.private_copy import copy_in_parts
 
 __all__ = ["GUARD", "guard_model", "network_name", "reruns_in_float32"]
 
@@ -103,7 +99,7 @@ class _Watch:
             self._fine = _float32_patcher(executor.class_obj)
         model = self._fine.model
         inner = WrapperExecutor.new_class_executor(model._apply_model, model, executor.wrappers, executor.idx + 1)
-        with beside(self._fine, model.memory_required(list(x.shape))):
+        with at_work(self._fine, model.memory_required(list(x.shape))):
             return again(inner.execute)
 
 
@@ -125,24 +121,13 @@ def _when(t: torch.Tensor, sigmas: torch.Tensor | None) -> str:
 def _float32_patcher(base: Any) -> Any:
     """A patcher of a copy of `base`, with weights and compute in FP32 and with the same patches (LoRA)."""
     patcher = base.current_patcher
-    if patcher is None:
-        raise BadInput("the host does not say which MODEL is at work.")
-    if patcher.current_hooks is not None:
-        raise BadInput("hooks change its weights during the run (a LoRA on the conditioning).")
-    check_room(base)
-    private = bare_copy(base, patcher, type(base))
-    for name, child in base.named_children():
-        if any(True for _ in child.parameters()):
-            private.add_module(name, copy_module(child, patcher, torch.float32, prefix=f"{name}."))
-        else:
-            private.add_module(name, copy.deepcopy(child))
-    private.manual_cast_dtype = None
-    private.current_patcher = None
-    for part in private.modules():
-        if isinstance(part.__dict__.get("dtype"), torch.dtype):
-            part.dtype = torch.float32  # what the host asks, beside the weights
-    new = patcher_of_copy(patcher, private)
-    new.patches = {key: list(patches) for key, patches in patcher.patches.items()}
+
+    def copied(patcher: Any) -> Any:
+        private = copy_in_parts(base, patcher, {})
+        private.manual_cast_dtype, private.current_patcher = None, None
+        return private
+
+    new = float32_patcher(patcher, "MODEL", base, copied, " during the run")
     for key, functions in getattr(patcher, "weight_wrapper_patches", {}).items():
         for function in functions:
             new.add_weight_wrapper(key, function)

@@ -1,16 +1,15 @@
-"""A MODEL that computes and is kept in dtypes of one's own, beside the MODEL that it was made of.
+"""A MODEL that computes and is stored in dtypes of one's own, beside the MODEL that it was made of.
 
 Nothing of the source is changed. Another dtype to compute in shares the source's weights: it is the host's own switch
 (`set_model_compute_dtype`) on a clone of the patcher, which the host puts on and off the model as it loads one clone or
 the other; that holds for quantized weights and under the dynamic VRAM of newer hosts too, where weights are cast as
-they are used. Another dtype to keep needs a copy of the diffusion model, on a plain patcher of its own to which all
+they are used. Another dtype to store needs a copy of the diffusion model, on a plain patcher of its own to which all
 moves that other nodes have put on the source's. Where no copy can be made, the weights stay, and the report says why.
 """
 
 from __future__ import annotations
 
 import uuid
-import weakref
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,11 +20,12 @@ from ....training.errors import BadInput
 from ....training.precision.dtypes import dtype_name, dtype_of_most
 from ....training.precision.module_kinds import EMBEDDINGS, IN_OUT, NORMS, find_modules, split_patterns
 from ....training.precision.policy import DIFFUSION_MODEL, automatic
-from ....training.precision.settle import DEFAULT, settle
-from ..patching.kept_modules import FP32Softmax, keep_in_float32, without_foreign_weights
-from ..patching.patcher import carry, made_from, patcher_of_copy, plain_source, reloads, take_off
-from ..patching.private_copy import LOADED_STATE, cast_weight, copy_module, kept_dtype
-from ..patching.storage import as_loaded, said_of_storage
+from ....training.precision.resolve import DEFAULT, resolve_compute
+from ..patching.float32_modules import FP32Softmax, keep_in_float32, split_castable
+from ..patching.patcher import patcher_of_copy, plain_patcher, reread_and_copy, retarget, unload_model
+from ..patching.private_copy import cast_weight, copy_in_parts, storage_dtype
+from ..patching.provenance import MadeOnce, Provenance
+from ..patching.storage import as_loaded, choose_storage
 
 __all__ = ["Keep", "SelectedModel", "model_dtypes", "model_precision", "select_model_precision", "without_precision"]
 
@@ -58,24 +58,23 @@ class SelectedModel:
 
 
 @dataclass(frozen=True)
-class _Origin:
-    """Where a MODEL of ours came from; it is an attachment of the patcher, which the host passes on to clones.
+class _ModelProvenance(Provenance):
+    """What a MODEL was made of; it is an attachment of the patcher, which the host passes on to clones.
 
-    model: the one that came into the first selector of a chain. home: the patcher of the weights at work. untouched:
-    this patcher is the very one that we made, and no other node has worked between it and `model`.
+    source: the MODEL that came into the first selector of a chain. weights: the patcher of the weights at work. chosen:
+    what a selector chose for its layers, as a text to know it again by. untouched: this patcher is the very one that we
+    made, and no other node has worked between it and `source`.
     """
 
-    model: Any
-    home: Any
+    weights: Any
     chosen: str
     untouched: bool
 
-    def on_model_patcher_clone(self) -> _Origin:
+    def on_model_patcher_clone(self) -> _ModelProvenance:
         return replace(self, untouched=False)
 
 
-# Of each source, the patchers of the copies made of it, by dtype and kept modules: gone when no MODEL uses them.
-_COPIES: weakref.WeakKeyDictionary[torch.nn.Module, dict[tuple, weakref.ref]] = weakref.WeakKeyDictionary()
+_COPIES = MadeOnce()  # of each source's model, the patchers of the copies, by dtype and modules in FP32
 
 
 def select_model_precision(
@@ -88,49 +87,52 @@ def select_model_precision(
     over; so is a storage that these weights cannot be brought into.
     """
     keep = keep or Keep()
-    origin = model.get_attachment(_KEY)
-    source = origin.model if origin else model
+    provenance = model.get_attachment(_KEY)
+    source = provenance.source if provenance else model
     device = model.load_device
-    held, computed = model_dtypes(source)
+    loaded, computed = model_dtypes(source)
     supported = tuple(source.model.model_config.supported_inference_dtypes)
-    computes, said = settle("Compute", compute, computed, device, lambda: automatic(DIFFUSION_MODEL, device, supported))
-    stores, said_storage = said_of_storage("Storage", storage, held, device)
-    kept, said_kept = _kept(source, keep, computes, held, stores)
-    home = source
-    if stores != held:
+    computes, compute_line = resolve_compute(
+        "Compute", compute, computed, device, lambda: automatic(DIFFUSION_MODEL, device, supported)
+    )
+    stores, storage_line = choose_storage("Storage", storage, loaded, device)
+    in_float32, keep_lines = _modules_in_float32(source, keep, computes, loaded, stores)
+    weights = source
+    if stores != loaded:
         try:
-            home = _copied(source, stores, kept)
+            weights = _copied(source, stores, in_float32)
         except BadInput as refused:
-            stores, said_storage = held, as_loaded("Storage", storage, held, str(refused))
-            kept, said_kept = _kept(source, keep, computes, held, stores)
-    if stores != held and stores.itemsize == 1:
-        said_storage += f" (norms and biases stay {dtype_name(held)})"
-    lines = [f"{_kind(source)} on {device}", said, said_storage]
-    lines += _warnings(getattr(home, "ref2v_made_of", held), stores, computes, supported, computed)
-    softmax, said_softmax = _softmax(keep, computes)
-    lines += said_kept + said_softmax
-    if (computes, stores) == (computed, held) and not kept and not softmax:
-        return SelectedModel(_as_loaded(model, origin), "\n".join(lines))
+            stores, storage_line = loaded, as_loaded("Storage", storage, loaded, str(refused))
+            in_float32, keep_lines = _modules_in_float32(source, keep, computes, loaded, stores)
+    if stores != loaded and stores.itemsize == 1:
+        storage_line += f" (norms and biases stay {dtype_name(loaded)})"
+    lines = [f"{_kind(source)} on {device}", compute_line, storage_line]
+    lines += _warnings(getattr(weights, "ref2v_made_of", loaded), stores, computes, supported, computed)
+    softmax, softmax_lines = _softmax(keep, computes)
+    lines += keep_lines + softmax_lines
+    if (computes, stores) == (computed, loaded) and not in_float32 and not softmax:
+        return SelectedModel(_as_loaded(model, provenance), "\n".join(lines))
 
-    new = carry(_without_ours(model, origin), home)
+    new = retarget(_without_ours(model, provenance), weights)
     new.set_model_compute_dtype(computes)  # layers of the host cast their weights from here on
-    if kept:
-        new.set_injections(_KEY, [keep_in_float32(kept, computes)])
+    if in_float32:
+        new.set_injections(_KEY, [keep_in_float32(in_float32, computes)])
     if softmax:
         options = new.model_options["transformer_options"]
         options[_OVERRIDE] = FP32Softmax(options.get(_OVERRIDE))
-    untouched = origin is None or origin.untouched
-    new.set_attachments(_KEY, _Origin(source, home, f"{computes} {sorted(kept)} {softmax}", untouched))
-    if home is not source:
-        size = sum(w.numel() * w.element_size() for w in home.model.diffusion_model.parameters())
+    untouched = provenance is None or provenance.untouched
+    chosen = f"{computes} {sorted(in_float32)} {softmax}"
+    new.set_attachments(_KEY, _ModelProvenance(source, weights, chosen, untouched))
+    if weights is not source:
+        size = sum(w.numel() * w.element_size() for w in weights.model.diffusion_model.parameters())
         lines.append(f"Held beside the weights of the MODEL that came in: {size / 2**20:.1f} MiB.")
     return SelectedModel(new, "\n".join(lines))
 
 
 def model_precision(model: Any) -> str:
     """What a selector chose for the layers of `model`, as a text to know it again by; "" where none did."""
-    origin = model.get_attachment(_KEY)
-    return origin.chosen if origin else ""
+    provenance = model.get_attachment(_KEY)
+    return provenance.chosen if provenance else ""
 
 
 def without_precision(model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -153,7 +155,7 @@ def model_dtypes(model: Any) -> tuple[torch.dtype | None, torch.dtype]:
     """(dtype that the host has most weights in, None for quantized ones; dtype that the layers compute in)."""
     computes = model.get_model_object("manual_cast_dtype") or model.model.get_dtype()
     quantized = getattr(model.model.model_config, "scaled_fp8", None) is not None
-    return None if quantized else kept_dtype(model.model.diffusion_model, model), computes
+    return None if quantized else storage_dtype(model.model.diffusion_model, model), computes
 
 
 def _warnings(
@@ -181,29 +183,30 @@ def _warnings(
     return lines
 
 
-def _kept(
-    source: Any, keep: Keep, computes: torch.dtype, held: torch.dtype | None, stores: torch.dtype | None
+def _modules_in_float32(
+    source: Any, keep: Keep, computes: torch.dtype, loaded: torch.dtype | None, stores: torch.dtype | None
 ) -> tuple[dict[str, str], list[str]]:
-    """(module -> what it was found by, the lines of the report)."""
+    """(name of a module that stays in FP32 -> what of `keep` it was found by, the lines of the report)."""
     network = source.model.diffusion_model
     patterns = split_patterns(keep.layers)
     if not keep.kinds() and not patterns:
         return {}, []
-    found = find_modules(network, keep.kinds(), patterns)
+    wanted = find_modules(network, keep.kinds(), patterns)
     lines = [
-        f"Nothing to keep in fp32 as {by}: {type(network).__name__} has none by that name." for by in found.missing
+        f"Nothing to keep in fp32 as {by}: {type(network).__name__} has none by that name." for by in wanted.missing
     ]
     if computes == torch.float32:
         return {}, [*lines, "Everything computes in fp32, so there is nothing to keep in it."]
-    kept, foreign = without_foreign_weights(source, found, kept_copy=stores != held and held == torch.float32)
-    for by in dict.fromkeys(kept.values()):
-        names = [name for name, found_by in kept.items() if found_by == by]
+    copied_in_float32 = stores != loaded and loaded == torch.float32
+    castable, foreign = split_castable(source, wanted, weights_in_float32=copied_in_float32)
+    for by in dict.fromkeys(castable.values()):
+        names = [name for name, found_by in castable.items() if found_by == by]
         lines.append(
             f"Kept in fp32 ({by}): {', '.join(names[:4])}" + (f" and {len(names) - 4} more" * (len(names) > 4))
         )
     if foreign:
         lines.append(f"Not kept in fp32, since their weights cannot be cast in passing: {', '.join(foreign[:4])}.")
-    return kept, lines
+    return castable, lines
 
 
 def _softmax(keep: Keep, computes: torch.dtype) -> tuple[bool, list[str]]:
@@ -220,12 +223,12 @@ def _softmax(keep: Keep, computes: torch.dtype) -> tuple[bool, list[str]]:
 # ----------------------------------------------------------------------------------------------------- the MODEL itself
 
 
-def _without_ours(model: Any, origin: _Origin | None) -> Any:
+def _without_ours(model: Any, provenance: _ModelProvenance | None) -> Any:
     """A clone of `model` without what a selector has put on it."""
     new = model.clone()
-    if origin is None:
+    if provenance is None:
         return new
-    source = origin.model
+    source = provenance.source
     new.object_patches.pop("manual_cast_dtype", None)
     if "manual_cast_dtype" in source.object_patches:
         new.object_patches["manual_cast_dtype"] = source.object_patches["manual_cast_dtype"]
@@ -241,57 +244,40 @@ def _without_ours(model: Any, origin: _Origin | None) -> Any:
     return new
 
 
-def _as_loaded(model: Any, origin: _Origin | None) -> Any:
+def _as_loaded(model: Any, provenance: _ModelProvenance | None) -> Any:
     """The very MODEL that came into the first selector, unless other nodes have worked on it since."""
-    if origin is None:
+    if provenance is None:
         return model
-    if origin.untouched:
-        return origin.model
-    return carry(_without_ours(model, origin), origin.model)
+    if provenance.untouched:
+        return provenance.source
+    return retarget(_without_ours(model, provenance), provenance.source)
 
 
-def _copied(source: Any, dtype: torch.dtype, kept: dict[str, str]) -> Any:
-    """The patcher of a copy of the source's model in `dtype`, `kept` modules as loaded; one for all who use it."""
-    copies = _COPIES.setdefault(source.model, {})
-    key = (dtype, frozenset(kept))
-    known = copies.get(key, lambda: None)()
-    if known is not None:
-        return known
+def _copied(source: Any, dtype: torch.dtype, in_float32: dict[str, str]) -> Any:
+    """The patcher of a copy of the source's model in `dtype`, the modules `in_float32` as loaded; one for all who use
+    it.
+    """
+    key = (dtype, frozenset(in_float32))
     # Under dynamic VRAM the host reads the file once more, as it does itself for whoever needs a plain model.
-    home = made_from(plain_source(source), lambda plain: _copy_of(plain, dtype, kept))
-    copies[key] = weakref.ref(home)
-    return home
+    return _COPIES.get(source.model, key, lambda: _copy_of(plain_patcher(source), dtype, in_float32))
 
 
-def _copy_of(source: Any, dtype: torch.dtype, kept: dict[str, str]) -> Any:
-    prefixes = tuple(f"diffusion_model.{name}." for name in kept)
+def _copy_of(source: Any, dtype: torch.dtype, in_float32: dict[str, str]) -> Any:
+    prefixes = tuple(f"diffusion_model.{name}." for name in in_float32)
 
     def weight_of(name: str, weight: torch.Tensor) -> torch.Tensor:
         stays = name.startswith(prefixes) or (dtype.itemsize == 1 and weight.ndim < 2)
         return cast_weight(weight, weight.dtype if stays else dtype)
 
     root = source.model
-    take_off(source)  # what a clone has put on the model is no part of it
-    private = _bare_copy(root)
-    for name, child in root.named_children():
-        is_network = name == "diffusion_model"
-        made = weight_of if is_network else lambda _name, weight: weight.to("cpu", copy=True)
-        private.add_module(name, copy_module(child, source, made, prefix=f"{name}."))
-    private.diffusion_model.dtype = dtype  # the host asks the network, not its weights
-    home = patcher_of_copy(source, private)
-    home.cached_patcher_init = reloads(source, lambda again: _copy_of(again, dtype, kept))
-    home.ref2v_made_of = dtype_of_most(root.diffusion_model.parameters())
-    return home
-
-
-def _bare_copy(root: torch.nn.Module) -> torch.nn.Module:
-    """A second object of the host's own class, without children and without what the host notes while it is loaded.
-
-    deepcopy would follow it to the sampler's run in progress and to the configuration, which models of a kind share.
-    """
+    unload_model(source)  # what a clone has put on the model is no part of it
     if root._parameters or root._buffers:
         raise BadInput(f"The MODEL ({type(root).__name__}) has weights outside of its parts, so it cannot be copied.")
-    bare = type(root).__new__(type(root))
-    bare.__dict__.update({key: value for key, value in root.__dict__.items() if key not in LOADED_STATE})
-    bare._modules, bare.device, bare.current_patcher = {}, torch.device("cpu"), None
-    return bare
+    as_it_is = lambda _name, weight: weight.to("cpu", copy=True)  # noqa: E731
+    private = copy_in_parts(root, source, {"diffusion_model": weight_of}, other=as_it_is)
+    private.current_patcher = None
+    private.diffusion_model.dtype = dtype  # the host asks the network, not its weights
+    new = patcher_of_copy(source, private)
+    new.cached_patcher_init = reread_and_copy(source, lambda again: _copy_of(again, dtype, in_float32))
+    new.ref2v_made_of = dtype_of_most(root.diffusion_model.parameters())
+    return new

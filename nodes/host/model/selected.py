@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..patching.kept_modules import FP32Softmax, keep_in_float32
+from ..patching.float32_modules import FP32Softmax, keep_in_float32
 
 __all__ = ["as_selected", "computes_in", "foreign_attention", "keeps_softmax"]
 
@@ -31,10 +31,10 @@ def keeps_softmax(model: Any) -> bool:
 
 def foreign_attention(model: Any) -> Any:
     """What another node computes the MODEL's attention with, None: nothing, so the host's own function does."""
-    found = _override(model)
-    while isinstance(found, FP32Softmax):
-        found = found.before
-    return found
+    override = _override(model)
+    while isinstance(override, FP32Softmax):
+        override = override.before
+    return override
 
 
 class _Loaded:

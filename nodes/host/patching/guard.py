@@ -20,11 +20,12 @@ from ....training.errors import BadInput
 from ....training.memory.machine import container
 from ....training.precision.dtypes import dtype_name
 from ....training.precision.guard import BadLayer, FirstBadLayer, is_finite, tensors
-from ..progress import show_text
-from .exact import exact_float32
-from .patcher import NOT_A_FAILURE
+from ..progress import NOT_A_FAILURE, show_text
+from ..wording import first_line
+from .exact_float32 import exact_float32
+from .patcher import patcher_of_copy
 
-__all__ = ["ON_NAN", "REPORT", "RERUN", "STOP", "Call", "Guard", "beside", "check_room"]
+__all__ = ["ON_NAN", "REPORT", "RERUN", "STOP", "Call", "Guard", "GuardedModule", "at_work", "float32_patcher"]
 
 STOP, RERUN, REPORT = "stop", "re-run in FP32", "report only"
 ON_NAN = (STOP, RERUN, REPORT)
@@ -69,36 +70,35 @@ class Guard:
         bad = None if spoilt or told else _locate(call)
         ran_in = self._told[1] if told else (bad and bad.dtype) or call.dtype
         self._told = (_working(call), ran_in)
-        said = _sentence(call, result, spoilt, bad, ran_in)
+        sentence = _sentence(call, result, spoilt, bad, ran_in)
         if self.on_nan == REPORT:
             if not told:
-                self._tell(f"{said}.", call)
+                self._tell(f"{sentence}.", call)
             return result
         if self.on_nan == STOP or spoilt:
-            raise BadInput(f"{said}.")
+            raise BadInput(f"{sentence}.")
         if torch.float32 == call.dtype == ran_in:
-            raise BadInput(f"{said}; it runs in FP32 already, so to run it again cannot help.")
-        fixed = self._in_float32(call, said)
-        said = f"{said}. It was run again in FP32, and the work goes on with that."
+            raise BadInput(f"{sentence}; it runs in FP32 already, so to run it again cannot help.")
+        fixed = self._in_float32(call, sentence)
+        sentence = f"{sentence}. It was run again in FP32, and the work goes on with that."
         if told:
-            _LOG.warning(said)
+            _LOG.warning(sentence)
         else:
-            self._tell(said, call)
+            self._tell(sentence, call)
         return fixed
 
-    def _in_float32(self, call: Call, said: str) -> Any:
+    def _in_float32(self, call: Call, sentence: str) -> Any:
         try:
             with exact_float32():
                 fixed = call.in_float32()
         except BadInput as refused:
-            raise BadInput(f"{said}; it could not be run again in FP32: {refused}") from refused
+            raise BadInput(f"{sentence}; it could not be run again in FP32: {refused}") from refused
         except NOT_A_FAILURE:
             raise  # the host knows what to do
         except Exception as failure:
-            why = (str(failure).splitlines() or [type(failure).__name__])[0][:200]
-            raise BadInput(f"{said}; to run it again in FP32 failed: {why}") from failure
+            raise BadInput(f"{sentence}; to run it again in FP32 failed: {first_line(failure)}") from failure
         if not is_finite(fixed):
-            raise BadInput(f"{said}; in FP32 it gives {_holds(fixed)} as well.")
+            raise BadInput(f"{sentence}; in FP32 it gives {_holds(fixed)} as well.")
         return fixed
 
     def _tell(self, line: str, call: Call) -> None:
@@ -133,20 +133,58 @@ def _sentence(call: Call, result: Any, spoilt: list[str], bad: BadLayer | None, 
             f"The {part} was given NaN or infinity{when}: the {' and the '.join(spoilt)} that came in held it already, "
             f"so look at the nodes before"
         )
-    said = f"The {part} gave {_holds(result)} in {dtype_name(dtype)}{when}"
+    sentence = f"The {part} gave {_holds(result)} in {dtype_name(dtype)}{when}"
     if bad is None:
-        return said
-    said = f"{said}, first in {bad}"
+        return sentence
+    sentence = f"{sentence}, first in {bad}"
     if bad.weight_holds.startswith("holds"):
-        return f"{said}, so the file is damaged or lacks it, or a LoRA has spoilt it"
-    return f"{said}; select bf16 or fp32 for it" if bad.overflowed and bad.dtype == torch.float16 else said
+        return f"{sentence}, so the file is damaged or lacks it, or a LoRA has spoilt it"
+    return f"{sentence}; select bf16 or fp32 for it" if bad.overflowed and bad.dtype == torch.float16 else sentence
 
 
 def _holds(result: Any) -> str:
     return "NaN" if any(torch.isnan(tensor).any() for tensor in tensors(result)) else "infinity"
 
 
-def check_room(module: torch.nn.Module) -> None:
+class GuardedModule:
+    """The guard around the module of a VAE or CLIP, as `ref2v_guard` of the proxy that the host calls instead."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+
+    def __deepcopy__(self, _memo: dict) -> GuardedModule:
+        return self
+
+    def wrap(self, host_object: Any) -> Any:
+        """A guarded VAE or CLIP like `host_object`."""
+        raise NotImplementedError
+
+    def unwrap(self, host_object: Any) -> Any:
+        """The VAE or CLIP that `wrap` made, unguarded."""
+        raise NotImplementedError
+
+
+def float32_patcher(
+    patcher: Any, part: str, module: torch.nn.Module, copied: Callable[[Any], torch.nn.Module], when: str = ""
+) -> Any:
+    """A patcher of `copied(patcher)`, a copy of `module` with weights in FP32, with compute in FP32 too and the same
+    patches (LoRA). `patcher`: the one at work, None where the host does not say which that is. `part`: "MODEL".
+
+    BadInput where it cannot be had: hooks at work that change the weights (`when`), or too little memory.
+    """
+    if patcher is None:
+        raise BadInput(f"the host does not say which {part} is at work.")
+    if patcher.current_hooks is not None:
+        raise BadInput(f"hooks change its weights{when} (a LoRA on the conditioning).")
+    _check_free_memory(module)
+    private = copied(patcher)
+    for each in private.modules():
+        if isinstance(each.__dict__.get("dtype"), torch.dtype):
+            each.dtype = torch.float32  # what the host asks, beside the weights
+    return patcher_of_copy(patcher, private, patched=True)
+
+
+def _check_free_memory(module: torch.nn.Module) -> None:
     """BadInput when an FP32 copy of `module` does not fit into the memory that is free."""
     needed = 4 * sum(weight.numel() for weight in module.parameters())
     free = comfy.model_management.get_free_memory(torch.device("cpu"))
@@ -160,7 +198,7 @@ def check_room(module: torch.nn.Module) -> None:
 
 
 @contextmanager
-def beside(patcher: Any, memory: float) -> Iterator[None]:
+def at_work(patcher: Any, memory: float) -> Iterator[None]:
     """Within the block, the model of `patcher` is on its device, with `memory` bytes to work in; afterwards, those are
     there again that the host had in use.
     """

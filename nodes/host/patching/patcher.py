@@ -11,16 +11,18 @@ import comfy.model_management
 import comfy.model_patcher
 import torch
 
-from ....training.errors import BadInput
-from ..progress import CANCELLED
+from ..progress import NOT_A_FAILURE
 from .private_copy import is_dynamic
 
-__all__ = ["NOT_A_FAILURE", "carry", "made_from", "patcher_of_copy", "plain_source", "reloads", "take_off"]
+__all__ = [
+    "patcher_of_copy",
+    "plain_patcher",
+    "reread_and_copy",
+    "retarget",
+    "unload_model",
+]
 
 _LOG = logging.getLogger("ref2v")
-# A Cancel, and what the host itself has an answer to.
-NOT_A_FAILURE = (CANCELLED, torch.cuda.OutOfMemoryError)
-
 # What a patcher knows of the weights in memory. All patchers of one model share these very objects: the host takes one
 # off the model and puts the next one on, and what the first has put aside the second must find.
 _OF_THE_WEIGHTS = ("backup", "object_patches_backup", "pinned", "hook_backup")
@@ -35,7 +37,7 @@ _OF_OTHER_NODES = (
 _FURTHER_GPUS = "multigpu"  # the key of `additional_models` under which newer hosts keep copies for other GPUs
 
 
-def plain_source(patcher: Any) -> Any:
+def plain_patcher(patcher: Any) -> Any:
     """The patcher to make a copy from. For one under dynamic VRAM a plain one, whose model the host has read from its
     file again; itself where the loader has left no way to do so, or the file is not there any more.
     """
@@ -50,23 +52,9 @@ def plain_source(patcher: Any) -> Any:
         return patcher
 
 
-def made_from(patcher: Any, copied: Callable[[Any], Any]) -> Any:
-    """`copied(patcher)`. A model under dynamic VRAM has handles of the host in it that no version of this pack may know
-    of: BadInput where one of them stops the copy.
-    """
-    try:
-        return copied(patcher)
-    except (BadInput, *NOT_A_FAILURE):
-        raise
-    except Exception as failure:
-        if not is_dynamic(patcher):
-            raise
-        raise BadInput(f"a copy of it out of dynamic VRAM failed ({type(failure).__name__}: {failure})") from failure
-
-
-def reloads(patcher: Any, again: Callable[[Any], Any]) -> tuple[Callable[..., Any], tuple] | None:
-    """For the `cached_patcher_init` of a copy: what `patcher` holds is read again, and `again` makes of it the patcher
-    of a copy. Newer hosts do so for each further GPU. None where `patcher` itself cannot be read again.
+def reread_and_copy(patcher: Any, copied: Callable[[Any], Any]) -> tuple[Callable[..., Any], tuple] | None:
+    """For the `cached_patcher_init` of a copy: what `patcher` holds is read again, and `copied` makes of it the
+    patcher of a copy. Newer hosts do so for each further GPU. None where `patcher` itself cannot be read again.
     """
     init = getattr(patcher, "cached_patcher_init", None)
     if init is None:
@@ -77,19 +65,25 @@ def reloads(patcher: Any, again: Callable[[Any], Any]) -> tuple[Callable[..., An
         if any(one.name == "disable_dynamic" or one.kind is one.VAR_KEYWORD for one in takes):
             options["disable_dynamic"] = True  # read as it was for the first copy
         made = init[0](*init[1], **options)
-        return again(made[init[2]] if len(init) > 2 else made)
+        return copied(made[init[2]] if len(init) > 2 else made)
 
     return make, ()
 
 
-def patcher_of_copy(patcher: Any, private: torch.nn.Module) -> Any:
-    """A plain patcher for `private`, a copy of the model of `patcher`: of nothing loaded yet, and without patches."""
-    return comfy.model_patcher.ModelPatcher(
+def patcher_of_copy(patcher: Any, private: torch.nn.Module, *, patched: bool = False) -> Any:
+    """A plain patcher for `private`, a copy of the model of `patcher`: of nothing loaded yet, and without patches.
+
+    `patched`: with the same patches of weights (LoRA).
+    """
+    new = comfy.model_patcher.ModelPatcher(
         private, load_device=patcher.load_device, offload_device=patcher.offload_device
     )
+    if patched:
+        new.patches = {key: list(patches) for key, patches in patcher.patches.items()}
+    return new
 
 
-def take_off(patcher: Any) -> None:
+def unload_model(patcher: Any) -> None:
     """Have the host unload the model of `patcher`, whichever clone of it is loaded: what that one has put on the model
     (weights, objects, hooks) is off it then. The next sampler loads it again.
     """
@@ -103,34 +97,34 @@ def take_off(patcher: Any) -> None:
             management.current_loaded_models.remove(loaded)
 
 
-def carry(patcher: Any, home: Any) -> Any:
-    """A patcher for the model of `home`, with the patches, hooks and options of `patcher`; neither is changed.
+def retarget(patcher: Any, target: Any) -> Any:
+    """A patcher for the model of `target`, with the patches, hooks and options of `patcher`; neither is changed.
 
     The two models must have the same weights by name. Patches are kept as they were given, so they go onto the weights
     of the other model in the precision that these have. Copies for further GPUs stay with the model that they are of.
     """
-    if patcher.model is home.model:
+    if patcher.model is target.model:
         return patcher.clone()
-    if is_dynamic(home) and not is_dynamic(patcher):  # back to the source: `clone` gives the class of what it clones
-        new, given = home.clone(), patcher.clone()
+    if is_dynamic(target) and not is_dynamic(patcher):  # back to the source: `clone` gives the class of what it clones
+        new, given = target.clone(), patcher.clone()
         for name in _OF_OTHER_NODES:
             if hasattr(given, name):
                 setattr(new, name, getattr(given, name))
     elif _takes_another_model(patcher):
-        new = patcher.clone(disable_dynamic=not is_dynamic(home), model_override=home.get_clone_model_override())
-        new.hook_backup = home.hook_backup
+        new = patcher.clone(disable_dynamic=not is_dynamic(target), model_override=target.get_clone_model_override())
+        new.hook_backup = target.hook_backup
     else:
         new = patcher.clone()
-        new.model = home.model
+        new.model = target.model
         for name in _OF_THE_WEIGHTS:
-            setattr(new, name, getattr(home, name))
-    new.parent, new.size, new.is_injected = home, 0, False
+            setattr(new, name, getattr(target, name))
+    new.parent, new.size, new.is_injected = target, 0, False
     new.current_hooks, new.hook_patches_backup, new.cached_hook_patches = None, None, {}
     for name in _OF_THE_FILE:
-        if hasattr(home, name):
-            setattr(new, name, getattr(home, name))
+        if hasattr(target, name):
+            setattr(new, name, getattr(target, name))
     new.additional_models.pop(_FURTHER_GPUS, None)
-    if further := home.additional_models.get(_FURTHER_GPUS):
+    if further := target.additional_models.get(_FURTHER_GPUS):
         new.additional_models[_FURTHER_GPUS] = [clone.clone() for clone in further]
     return new
 

@@ -1,31 +1,33 @@
-"""A module of the host copied, in a dtype of its own: weights, and nothing of what the host hung on it while loading.
+"""A module of the host once more: as a copy with weights of its own, or as a proxy, a second object over the same ones.
 
-`copy.deepcopy` alone would not do. A module that is loaded carries bookkeeping that makes a second patcher believe that
-the copy is loaded too, its weights may be patched (LoRA), and newer hosts hang memory handles on it.
+`copy.deepcopy` alone would not do for a copy. A module that is loaded carries bookkeeping that makes a second patcher
+believe that the copy is loaded too, its weights may be patched (LoRA), and newer hosts hang memory handles on it.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 
 from ....training.errors import BadInput
+from ..progress import NOT_A_FAILURE
 
 __all__ = [
     "LOADED_STATE",
     "cast_weight",
+    "copy_in_parts",
     "copy_module",
     "forget_loading",
     "has_quantized_weights",
     "is_dynamic",
     "is_quantized",
-    "kept_dtype",
     "loaded_dtype",
-    "unpatched",
+    "module_proxy",
+    "storage_dtype",
 ]
 
 # What the host hangs on a module while it is loaded: a copy that kept it would be taken for loaded already.
@@ -57,41 +59,124 @@ LOADED_STATE = (
 _RECORDED = "_comfy_model_dtype"  # how newer hosts note, beside a weight, the dtype that their loader chose for it
 
 
-def copy_module(
-    module: torch.nn.Module,
-    patcher: Any,
-    dtype: torch.dtype | Callable[[str, torch.Tensor], torch.Tensor],
-    *,
-    prefix: str = "",
-) -> torch.nn.Module:
+Dtype = torch.dtype | Callable[[str, torch.Tensor], torch.Tensor]
+"""A dtype, or a function that is given each weight's key and the weight, and returns the one that the copy gets."""
+
+
+def copy_module(module: torch.nn.Module, patcher: Any, dtype: Dtype, *, prefix: str = "") -> torch.nn.Module:
     """`module` with weights and buffers of its own on the CPU, floating-point ones in `dtype`.
 
-    `dtype` may be a function instead: it is given each weight's key and the weight, and returns the one that the copy
-    gets. `patcher`: the one that manages the model; `prefix`: where in that model `module` lies, such as "decoder.".
+    `patcher`: the one that manages the model; `prefix`: where in that model `module` lies, such as "decoder.".
     The weights are the unpatched ones; under a newer host's dynamic VRAM those are the file's own, before any rounding.
-    Raises BadInput for weights that cannot be copied: quantized, or not loaded yet.
+    Raises BadInput for weights that cannot be copied: quantized, not loaded yet, or with handles of dynamic VRAM on
+    them that no version of this pack may know of.
+    """
+    try:
+        private = _copied(module, patcher, dtype, prefix)
+    except (BadInput, *NOT_A_FAILURE):
+        raise
+    except Exception as failure:
+        if not is_dynamic(patcher):
+            raise
+        raise BadInput(f"a copy of it out of dynamic VRAM failed ({type(failure).__name__}: {failure})") from failure
+    for part in private.modules():
+        forget_loading(part)
+    _note_on_cpu(private)
+    return private
+
+
+def _copied(module: torch.nn.Module, patcher: Any, dtype: Dtype, prefix: str) -> torch.nn.Module:
+    """deepcopy, whose memo is filled beforehand with the new weights, so that neither the old ones nor the host's
+    loading handles are ever copied.
     """
     made = dtype if callable(dtype) else lambda _key, weight: cast_weight(weight, dtype)
     with patcher.use_ejected():
-        # deepcopy's memo is filled beforehand with the new weights, so that neither the old ones nor the host's
-        # loading handles are ever copied.
         memo: dict[int, Any] = {}
         for key, tensor in [*module.named_parameters(), *module.named_buffers()]:
-            weight = made(prefix + key, unpatched(patcher, prefix + key, tensor))
+            weight = made(prefix + key, _unpatched(patcher, prefix + key, tensor))
             if isinstance(tensor, torch.nn.Parameter):
                 weight = torch.nn.Parameter(weight, requires_grad=False)
             memo[id(tensor)] = weight
         for part in module.modules():
             for attribute in LOADED_STATE:
-                held = part.__dict__.get(attribute)
-                if held is not None:
-                    memo[id(held)] = held  # shared, then dropped below
-        private = copy.deepcopy(module, memo)
-    for part in private.modules():
-        forget_loading(part)
-    if not isinstance(getattr(type(private), "device", None), property):
-        private.device = torch.device("cpu")  # the host moves a model from there
+                handle = part.__dict__.get(attribute)
+                if handle is not None:
+                    memo[id(handle)] = handle  # shared, then dropped by `forget_loading`
+        return copy.deepcopy(module, memo)
+
+
+def copy_in_parts(
+    root: torch.nn.Module,
+    patcher: Any,
+    dtypes: Mapping[str, Dtype],
+    *,
+    other: Dtype = torch.float32,
+    shared: Collection[str] = (),
+    kind: type | None = None,
+    prefix: str = "",
+) -> torch.nn.Module:
+    """`root` with each part that `dtypes` names (a dot: a part of a part) copied in a dtype of its own and all else in
+    `other`, as an object of the class `kind`, else of its own. `patcher`, `prefix` and errors as in `copy_module`.
+
+    shared: parts that stay the very modules of `root`, whose patcher goes on managing them.
+    """
+    private = _copy_without_children(root, patcher, kind or type(root), prefix=prefix)
+    for name, child in root.named_children():
+        path = prefix + name
+        if path in shared:
+            # Past torch's own `__setattr__`, which makes a child of every module: the patcher of the copy would move
+            # what the source's patcher moves. A holder that is no module would have to answer all that the host asks.
+            private.__dict__[name] = child
+        elif any(inner.startswith(f"{path}.") for inner in (*dtypes, *shared)):
+            part = copy_in_parts(child, patcher, dtypes, other=other, shared=shared, prefix=f"{path}.")
+            private.add_module(name, part)
+        else:
+            private.add_module(name, copy_module(child, patcher, dtypes.get(path, other), prefix=f"{path}."))
     return private
+
+
+def _copy_without_children(root: torch.nn.Module, patcher: Any, kind: type, *, prefix: str = "") -> torch.nn.Module:
+    """A module like `root`, of the class `kind`, without children and hooks, with FP32 copies of the few weights that
+    are `root`'s own. `patcher`: the one that manages the model; `prefix`: where in it `root` lies, such as "vae.".
+
+    deepcopy would follow a whole model to the sampler's run in progress and to its configuration, which others share.
+    """
+    empty = module_proxy(root, kind)
+    for key, value in empty.__dict__.items():  # hooks, and what holds parameters, buffers and children
+        if isinstance(value, (dict, set)) and key.startswith("_"):
+            empty.__dict__[key] = type(value)()
+    own = torch.nn.Module()
+    for name, parameter in root.named_parameters(recurse=False):
+        own.register_parameter(name, parameter)
+    for name, buffer in root.named_buffers(recurse=False):
+        own.register_buffer(name, buffer, persistent=name not in root._non_persistent_buffers_set)
+    own = copy_module(own, patcher, torch.float32, prefix=prefix)
+    empty._parameters.update(own._parameters)
+    empty._buffers.update(own._buffers)
+    empty._non_persistent_buffers_set.update(own._non_persistent_buffers_set)
+    _note_on_cpu(empty)
+    return empty
+
+
+def module_proxy(module: torch.nn.Module, kind: type | None = None, **children: torch.nn.Module) -> torch.nn.Module:
+    """A second object over the very children, weights and hooks of `module`, of the class `kind`, else of its own.
+
+    The host goes on loading and unloading `module`: whatever that changes, the proxy sees. `children`: what the proxy
+    calls instead of those of that name.
+    """
+    kind = kind or type(module)
+    proxy = kind.__new__(kind)
+    own = (*LOADED_STATE, "device")
+    proxy.__dict__.update({key: value for key, value in module.__dict__.items() if key not in own})
+    if children:
+        proxy.__dict__["_modules"] = {**module._modules, **children}
+    return proxy
+
+
+def _note_on_cpu(private: torch.nn.Module) -> None:
+    """The host moves a model from `device`, and where a module has none, takes it for where it puts models away."""
+    if not isinstance(getattr(type(private), "device", None), property):
+        private.device = torch.device("cpu")
 
 
 def is_dynamic(patcher: Any) -> bool:
@@ -119,7 +204,7 @@ def loaded_dtype(module: torch.nn.Module, name: str, patcher: Any) -> torch.dtyp
     return recorded or getattr(module, name).dtype
 
 
-def kept_dtype(root: torch.nn.Module, patcher: Any) -> torch.dtype | None:
+def storage_dtype(root: torch.nn.Module, patcher: Any) -> torch.dtype | None:
     """In which dtype the host has most weights of `root`, a part of the model of `patcher`; None: quantized ones."""
     if has_quantized_weights(root):
         return None
@@ -130,7 +215,7 @@ def kept_dtype(root: torch.nn.Module, patcher: Any) -> torch.dtype | None:
     return max(counts, key=counts.__getitem__)
 
 
-def unpatched(patcher: Any, key: str, tensor: torch.Tensor) -> torch.Tensor:
+def _unpatched(patcher: Any, key: str, tensor: torch.Tensor) -> torch.Tensor:
     """The weight `tensor` of the model of `patcher` without what LoRA nodes have put into it, detached.
 
     Raises BadInput for one that cannot be copied.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ....training.errors import BadInput
+from ....training.precision.assessment import describe_picture_error
 from ....training.precision.audit import SAMPLE
 from ....training.precision.audit_chart import chart, difference_picture
 from ....training.precision.audit_report import AuditPart, report
@@ -19,12 +20,11 @@ from ....training.precision.dtypes import AUDITED, DTYPES
 from ....training.precision.measures import FP16_LARGEST, compare_pictures
 from ....training.precision.plan import PrecisionPlan
 from ....training.precision.policy import VAE_DECODER, VAE_ENCODER
+from ....training.precision.resolve import DEFAULT
 from ....training.precision.sample_picture import sample_picture
-from ....training.precision.settle import DEFAULT
-from ....training.precision.verdict import say_picture
 from ..clip.audit import AuditedCLIP, audit_clip, runs_of_clip
 from ..model.audit import AuditedModel, audit_model, check_sigmas, empty_conditioning, runs_of_model
-from ..patching.exact import exact_float32
+from ..patching.exact_float32 import exact_float32
 from ..progress import NodeProgress, raise_if_interrupted
 from ..vae.audit import AuditedVAE, audit_vae, frames_of, runs_of_vae
 
@@ -157,7 +157,8 @@ def _pictures(vae: AuditedVAE | None, clip: AuditedCLIP | None, model: AuditedMo
         if vae is not None and vae.encodes and reference.shape[1:2] == vae.latent.shape[1:2]:
             with exact_float32():
                 fine, coarse = (frames_of(vae.fine.decode(x)) for x in (reference, low))
-            part.said.append(say_picture(f"{dtype} prediction, decoded", compare_pictures(coarse, fine)))
+            error = compare_pictures(coarse, fine)
+            part.sentences.append(describe_picture_error(f"{dtype} prediction, decoded", error))
             difference = (coarse[0] - fine[0]).movedim(-1, 0)
         else:
             plane = (low - reference)[0].mean(0)

@@ -12,10 +12,10 @@ import torch
 from ....training.errors import BadInput
 from ....training.precision.dtypes import DTYPES, dtype_name
 from ....training.precision.plan import KEEP_KINDS, PrecisionPlan
-from ....training.precision.settle import AUTO, DEFAULT
+from ....training.precision.resolve import AUTO, DEFAULT
 from ..clip.select import ALL, encoder_dtypes, select_clip_precision
 from ..model.select import Keep, model_dtypes, select_model_precision
-from ..patching.storage import kept_name
+from ..patching.storage import storage_name
 from ..vae.halves import find_halves
 from ..vae.select import select_vae_precision, vae_dtypes
 
@@ -59,29 +59,30 @@ def apply_plan(plan: PrecisionPlan, *, model: Any = None, clip: Any = None, vae:
     machine lacks is passed over and said.
     """
     rows: list[_Row] = []
-    said: list[str] = []
-    if model is not None:
-        rows_of, report, model = _each("MODEL", model, lambda: _planned_model(model, plan), _model_rows, plan)
-        rows, said = rows + rows_of, [*said, report]
-    if clip is not None:
-        rows_of, report, clip = _each("CLIP", clip, lambda: _planned_clip(clip, plan), _clip_rows, plan)
-        rows, said = rows + rows_of, [*said, report]
-    if vae is not None:
-        rows_of, report, vae = _each("VAE", vae, lambda: _planned_vae(vae, plan), _vae_rows, plan)
-        rows, said = rows + rows_of, [*said, report]
-    return PlannedModels(model, clip, vae, "\n\n".join([_table(rows), *said]))
+    reports: list[str] = []
+    given = {"MODEL": model, "CLIP": clip, "VAE": vae}
+    for part, planned, rows_of in (
+        ("MODEL", _planned_model, _model_rows),
+        ("CLIP", _planned_clip, _clip_rows),
+        ("VAE", _planned_vae, _vae_rows),
+    ):
+        if given[part] is not None:
+            more, report, given[part] = _each(part, given[part], planned, rows_of, plan)
+            rows += more
+            reports.append(report)
+    return PlannedModels(given["MODEL"], given["CLIP"], given["VAE"], "\n\n".join([_table(rows), *reports]))
 
 
 def _each(
     part: str,
     given: Any,
-    planned: Callable[[], tuple[Any, str]],
+    planned: Callable[[Any, PrecisionPlan], tuple[Any, str]],
     rows_of: Callable[[Any, Any, PrecisionPlan], list[_Row]],
     plan: PrecisionPlan,
 ) -> tuple[list[_Row], str, Any]:
     """(its rows, the report of its selector, the part to go on with), where `planned` refuses too."""
     try:
-        made, report = planned()
+        made, report = planned(given, plan)
     except BadInput as refused:
         patcher = getattr(given, "patcher", given)
         size = _bytes(patcher.model.parameters()) if hasattr(patcher, "model") else 0
@@ -116,11 +117,11 @@ def _planned_vae(vae: Any, plan: PrecisionPlan) -> tuple[Any, str]:
 
 def _model_rows(before: Any, after: Any, plan: PrecisionPlan) -> list[_Row]:
     dtypes = model_dtypes(after)
-    kept = f"; FP32: {', '.join(plan.keep)}" if plan.keep else ""
+    in_float32 = f"; FP32: {', '.join(plan.keep)}" if plan.keep else ""
     networks = [patcher.model.diffusion_model for patcher in (before, after)]
     sizes = [_bytes(network.parameters()) for network in networks]
     why = _why(plan.reasons, "model") + _passed_over(plan.model_storage, dtypes[0])
-    return [_Row("MODEL", kept_name(dtypes[0]), *sizes, dtype_name(dtypes[1]) + kept, why)]
+    return [_Row("MODEL", storage_name(dtypes[0]), *sizes, dtype_name(dtypes[1]) + in_float32, why)]
 
 
 def _clip_rows(before: Any, after: Any, plan: PrecisionPlan) -> list[_Row]:
@@ -129,7 +130,7 @@ def _clip_rows(before: Any, after: Any, plan: PrecisionPlan) -> list[_Row]:
         sizes = [_bytes(getattr(clip.cond_stage_model, name).parameters()) for clip in (before, after)]
         wanted = plan.clip.get(name, plan.clip.get(ALL, (DEFAULT, DEFAULT)))[0]
         why = _why(plan.reasons, name, "clip") + _passed_over(wanted, storage)
-        rows.append(_Row(f"CLIP {name}", kept_name(storage), *sizes, dtype_name(compute), why))
+        rows.append(_Row(f"CLIP {name}", storage_name(storage), *sizes, dtype_name(compute), why))
     return rows
 
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import weakref
 from pathlib import Path
 from typing import Any
 
 from ....training.errors import BadInput
+from ..loaded_files import FileVersion, LoadedFiles, version_of
 from ..paths import MODEL_FOLDER, list_refiners, refiner_file, resolve_inside, spellings
-from . import cache as refiner_cache
 
-__all__ = ["GO_ON", "NO_FILES", "START_OVER", "choose_refiner", "fingerprint_refiner", "note_loaded", "start_file"]
+__all__ = [
+    "GO_ON",
+    "LOADED",
+    "NO_FILES",
+    "START_OVER",
+    "choose_refiner",
+    "fingerprint_refiner",
+    "note_loaded",
+    "start_file",
+]
 
-# Of each file, the MODELs that somebody uses, by their strength: one that is there need not be asked for again.
-_in_use: dict[refiner_cache.Stamp, weakref.WeakValueDictionary[float, Any]] = {}
+LOADED = LoadedFiles()  # the patchers of refiner files, and of each the MODELs by their strength
+_linked: dict[str, FileVersion] = {}  # files that came through a linked path, as they were loaded
+_changes = 0  # of such files
 
 GO_ON, START_OVER = "reuse or resume", "start over"  # Train Refiner, where a run of that name is there already
 NO_FILES = "(no files yet: link a path)"  # an empty list would be drawn as a widget that cannot be clicked
@@ -46,18 +55,34 @@ def fingerprint_refiner(name: str | None, strength: Any, path: str | None) -> st
     So a file behind a linked path is not known here; those that were loaded through one are looked at again.
     """
     try:
-        stamp = refiner_cache.stamp_of(choose_refiner(name or NO_FILES, path))
-        if strength not in _in_use.get(stamp, (strength,)):  # it is about to be asked for with another one
-            refiner_cache.hold(stamp)
-        state: Any = stamp[1:]
+        version = version_of(choose_refiner(name or NO_FILES, path))
+        LOADED.hold_for(version, strength)
+        state: Any = version[1:]
     except (BadInput, OSError) as problem:  # execute will say it
         state = str(problem)
-    return repr((name, strength, path, state, refiner_cache.linked_changes() if path is None else 0))
+    return repr((name, strength, path, state, _linked_changes() if path is None else 0))
 
 
 def note_loaded(file: Path, strength: float, model: Any, linked: bool) -> None:
-    """What `fingerprint_refiner` goes by: this file was loaded with this strength, as this MODEL."""
-    stamp = refiner_cache.stamp_of(file)
-    _in_use.setdefault(stamp, weakref.WeakValueDictionary())[strength] = model
+    """What `fingerprint_refiner` goes by: this file was loaded with this strength, as this MODEL.
+
+    `linked`: through a linked path, which the host's cache asks for without saying it.
+    """
+    version = version_of(file)
+    LOADED.note_made(version, strength, model)
     if linked:
-        refiner_cache.note_linked(stamp)
+        _linked[version[0]] = version
+
+
+def _linked_changes() -> int:
+    """How often a file that came through a linked path has changed since it was loaded. It rises once a change."""
+    global _changes
+    for path, before in _linked.items():
+        try:
+            now = version_of(path)
+        except OSError:
+            now = (path, -1, -1)
+        if now != before:
+            _linked[path] = now
+            _changes += 1
+    return _changes

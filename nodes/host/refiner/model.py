@@ -23,7 +23,9 @@ from torch import Tensor
 from ....training.config.network import TIME_ID_DIM, UNetConfig
 from ....training.errors import BadInput
 from ....training.objectives.residual.file import RefinerMeta, load_refiner
-from . import cache as refiner_cache
+from ..loaded_files import version_of
+from ..patching.private_copy import is_dynamic
+from .choice import LOADED
 from .sampling import RefinerRun, ResidualFlowSampling
 
 __all__ = ["add_base", "build_patcher", "load_refiner_model", "meta_of", "own_sigmas"]
@@ -120,6 +122,7 @@ class Refiner(comfy.model_base.BaseModel):
     def __init__(self, config: RefinerConfig, meta: RefinerMeta) -> None:
         super().__init__(config, comfy.model_base.ModelType.FLOW)
         self.refiner_meta = meta
+        self.empty_conditioning: dict[str, Tensor] = {}  # the file's own: "context", and "pooled" where it has that
         # the host takes concat_latent_image of the conditioning, else latent_image: the base latent
         self.concat_keys = ("concat_image",)
         self.model_sampling = ResidualFlowSampling(config, meta.noise_scale, meta.c_v)
@@ -140,13 +143,10 @@ class Refiner(comfy.model_base.BaseModel):
 
 
 def build_patcher(path: Path, disable_dynamic: bool = False) -> Any:
-    """The bare ModelPatcher of a refiner file. Newer hosts call this again when they need a copy that stays put."""
-    weights, _, meta = load_refiner(path)
-    return _wrap(weights, meta, path, disable_dynamic)
-
-
-def _wrap(weights: dict[str, Tensor], meta: RefinerMeta, path: Path, disable_dynamic: bool = False) -> Any:
-    """The network under the host's memory management, in the precision that the host chooses for this machine."""
+    """A refiner file's network under the host's memory management, in the precision that the host chooses for this
+    machine. Newer hosts call this again when they need a copy that stays put.
+    """
+    weights, empty, meta = load_refiner(path)
     config = RefinerConfig(meta)
     management = comfy.model_management
     load_device, offload_device = management.get_torch_device(), management.unet_offload_device()
@@ -156,14 +156,14 @@ def _wrap(weights: dict[str, Tensor], meta: RefinerMeta, path: Path, disable_dyn
     config.set_inference_dtype(dtype, management.unet_manual_cast(dtype, load_device, supported))
 
     model = Refiner(config, meta)
+    model.empty_conditioning = {name: tensor.clone() for name, tensor in empty.items()}  # read as windows into the file
     patcher_class = comfy.model_patcher.ModelPatcher
     if not disable_dynamic:
         patcher_class = getattr(comfy.model_patcher, "CoreModelPatcher", patcher_class)
     patcher = patcher_class(model, load_device=load_device, offload_device=offload_device)
-    dynamic = getattr(patcher, "is_dynamic", lambda: False)()
     if not management.is_device_cpu(offload_device):
         model.to(offload_device)
-    _load_weights(model, weights, path, assign=dynamic)
+    _load_weights(model, weights, path, assign=is_dynamic(patcher))
     patcher.cached_patcher_init = (build_patcher, (path,))
     return patcher
 
@@ -189,19 +189,15 @@ def _load_weights(model: Refiner, weights: dict[str, Tensor], path: Path, assign
         )
 
 
-def _bare_model(path: Path) -> tuple[Any, RefinerMeta, dict[str, Tensor]]:
-    """(patcher, metadata, empty conditioning) of a file; read once for all MODELs of it that live at one time."""
-    stamp = refiner_cache.stamp_of(path) if path.is_file() else None
-    found = refiner_cache.known(stamp) if stamp else None
-    if found is not None:
-        patcher, (meta, empty) = found
-        return patcher, meta, empty
-    weights, empty, meta = load_refiner(path)
-    patcher = _wrap(weights, meta, path)
-    empty = {name: tensor.clone() for name, tensor in empty.items()}  # what was read is a window into the file
-    if stamp == refiner_cache.stamp_of(path):  # not written anew while it was read
-        refiner_cache.remember(stamp, patcher, (meta, empty))
-    return patcher, meta, empty
+def _patcher_of(path: Path) -> Any:
+    """The patcher of a file, without anything of other nodes; read once for all MODELs of it that live at one time."""
+    version = version_of(path) if path.is_file() else None
+    patcher = None if version is None else LOADED.find(version)
+    if patcher is None:
+        patcher = build_patcher(path)
+        if version is not None and version == version_of(path):  # not written anew while it was read
+            LOADED.add(version, patcher)
+    return patcher
 
 
 def load_refiner_model(path: Path, strength: float) -> tuple[Any, list[Any]]:
@@ -211,9 +207,8 @@ def load_refiner_model(path: Path, strength: float) -> tuple[Any, list[Any]]:
     """
     if not 0.0 <= strength <= 1.0:
         raise BadInput(f"strength must lie between 0 (the base's picture) and 1 (the refined one), got {strength}.")
-    bare, meta, empty = _bare_model(path)
-    patcher = bare.clone()
-    run = RefinerRun(meta, float(strength))
+    patcher = _patcher_of(path).clone()
+    run, empty = RefinerRun(patcher.model.refiner_meta, float(strength)), patcher.model.empty_conditioning
     patcher.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.OUTER_SAMPLE, _WRAPPER, run)
     extra = {"pooled_output": empty["pooled"].reshape(1, -1)} if "pooled" in empty else {}
     return patcher, [[empty["context"][None], extra]]

@@ -6,7 +6,7 @@ what we call t, hands the network's output to `calculate_denoised`, and starts a
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Callable
 from typing import Any
 
 import comfy.model_sampling
@@ -17,65 +17,11 @@ from ....training.errors import BadInput
 from ....training.objectives.residual import flow
 from ....training.objectives.residual.file import RefinerMeta
 from ....training.precision.guard import FirstBadLayer
+from .sampler_rules import check_guidance, check_sampler
 
-__all__ = ["RefinerRun", "ResidualFlowSampling", "check_sampler"]
+__all__ = ["RefinerRun", "ResidualFlowSampling"]
 
-_LOG = logging.getLogger("ref2v")
 _SIGMA_TOLERANCE = 1e-3  # one of the host's 1000 sigmas
-
-_ADDS_NOISE = "it adds fresh noise of unit size at each step, and a refiner's noise is its own, much smaller s"
-_RENOISES = "it takes the picture it has and noises it anew, and a refiner's state keeps a share of the base instead"
-
-# Every sampler of the host was tried once on a residual whose distribution is known; docs/samplers.md has the table.
-# Left: sampling functions of the host without "sample_". Right: why they do not fit, and the option that turns the
-# noise off where that makes an ordinary sampler of them (sampler nodes have it; the KSampler's list does not).
-REFUSED: dict[str, tuple[str, str | None]] = {
-    "euler_ancestral": (_ADDS_NOISE, "eta"),
-    "euler_ancestral_cfg_pp": (_ADDS_NOISE, "eta"),
-    "dpm_2_ancestral": (_ADDS_NOISE, "eta"),
-    "dpmpp_2s_ancestral": (_ADDS_NOISE, "eta"),
-    "dpmpp_2s_ancestral_cfg_pp": (_ADDS_NOISE, None),
-    "dpmpp_sde": (_ADDS_NOISE, "eta"),
-    "dpmpp_sde_gpu": (_ADDS_NOISE, "eta"),
-    "dpmpp_2m_sde": (_ADDS_NOISE, "eta"),
-    "dpmpp_2m_sde_gpu": (_ADDS_NOISE, "eta"),
-    "dpmpp_2m_sde_heun": (_ADDS_NOISE, "eta"),
-    "dpmpp_2m_sde_heun_gpu": (_ADDS_NOISE, "eta"),
-    "dpmpp_3m_sde": (_ADDS_NOISE, "eta"),
-    "dpmpp_3m_sde_gpu": (_ADDS_NOISE, "eta"),
-    "res_multistep_ancestral": (_ADDS_NOISE, "eta"),
-    "res_multistep_ancestral_cfg_pp": (_ADDS_NOISE, "eta"),
-    "seeds_2": (_ADDS_NOISE, "eta"),
-    "seeds_3": (_ADDS_NOISE, "eta"),
-    "er_sde": (_ADDS_NOISE, "s_noise"),
-    "sa_solver": (_ADDS_NOISE, "s_noise"),
-    "sa_solver_pece": (_ADDS_NOISE, "s_noise"),
-    "ddpm": (_ADDS_NOISE, None),
-    "lcm": (_RENOISES, None),
-    "lcm_upscale": (_RENOISES, None),
-}
-FITTING = frozenset(
-    {"euler", "euler_cfg_pp", "heun", "heunpp2", "dpm_2", "lms", "dpm_fast", "dpm_adaptive", "dpmpp_2m"}
-    | {"dpmpp_2m_cfg_pp", "ipndm", "ipndm_v", "deis", "res_multistep", "res_multistep_cfg_pp", "gradient_estimation"}
-    | {"gradient_estimation_cfg_pp", "unipc", "unipc_bh2"}
-)
-
-
-REFUSED_GUIDANCE = {
-    "nodes_perpneg": (
-        "The node PerpNeg does not fit a refiner: it asks the network without the base's picture, which a refiner "
-        "has to see; take it away, or use PerpNegGuider."
-    ),
-    "nodes_sag": (
-        "The node Self-Attention Guidance does not fit a refiner: it blurs by the attention of a middle block, which "
-        "many refiners do not have, and asks the network about that blur instead of the base's picture; take it away."
-    ),
-}
-"""Module of the host whose function is in a MODEL's options -> what to do."""
-
-
-# With one step the predictor of unipc overshoots, and the other two stop at the last sigma above 0, where they began.
-NEEDS_TWO_STEPS = frozenset({"unipc", "unipc_bh2", "dpm_fast", "dpm_adaptive"})
 
 
 def _like(sigma: Tensor, x: Tensor) -> Tensor:
@@ -108,43 +54,6 @@ class ResidualFlowSampling(comfy.model_sampling.ModelSamplingDiscreteFlow):
 
     def inverse_noise_scaling(self, sigma: Tensor, latent: Tensor) -> Tensor:
         return latent
-
-
-def _sampler_name(sampler: Any) -> str:
-    function = getattr(sampler, "sampler_function", sampler)
-    name = getattr(function, "__name__", type(function).__name__)
-    return name.removeprefix("sample_").removesuffix("_function")
-
-
-def check_sampler(sampler: Any, steps: int) -> None:
-    """BadInput for a SAMPLER that does not fit residual flow, or so few steps. One that was never tried passes, and is
-    logged."""
-    name = _sampler_name(sampler)
-    options = getattr(sampler, "extra_options", None) or {}
-    if name in REFUSED:
-        reason, switch = REFUSED[name]
-        if switch is None or options.get(switch) != 0:
-            instead = "use euler" if switch is None else f"use euler, or a sampler node with {switch} at 0"
-            raise BadInput(f"The sampler {name} does not fit a refiner: {reason}; {instead}.")
-        return
-    if name in NEEDS_TWO_STEPS and steps < 2:
-        shown = name.replace("unipc", "uni_pc")  # as the KSampler's list spells it
-        raise BadInput(f"The sampler {shown} needs at least 2 steps, with {steps} it leaves the noise in: use euler.")
-    for churn in ("s_churn", "eta"):
-        if options.get(churn, 0) > 0:
-            raise BadInput(f"The sampler {name} fits a refiner only with {churn} at 0: otherwise {_ADDS_NOISE}.")
-    if name not in FITTING:
-        _LOG.info("Sampler %s is unknown to Ref2V and was not tried with a refiner; samplers without noise fit.", name)
-
-
-def check_guidance(model_options: dict[str, Any]) -> None:
-    """BadInput for a node before the sampler whose guidance asks the network in a way that a refiner cannot answer."""
-    for key in ("sampler_cfg_function", "sampler_pre_cfg_function", "sampler_post_cfg_function"):
-        functions = model_options.get(key) or ()
-        for function in functions if isinstance(functions, (list, tuple)) else (functions,):
-            module = str(getattr(function, "__module__", "")).rpartition(".")[2]
-            if module in REFUSED_GUIDANCE:
-                raise BadInput(REFUSED_GUIDANCE[module])
 
 
 def _is_one_frame(latent: Tensor) -> bool:
@@ -181,29 +90,35 @@ class RefinerRun:
         for condition in conditions:
             if condition.get("concat_latent_image") is not None:
                 condition["concat_latent_image"] = _picture(condition["concat_latent_image"])
-        if not _is_one_frame(latent_image):
-            return self._run(executor, conditions, noise, latent_image, sampler, sigmas, *args, **kwargs)
-        # [B, C, 1, H, W], as VAEs of video models encode a picture: the network knows pictures, the graph stays 5-D
-        noise, latent_image = _picture(noise), _picture(latent_image)
-        if "latent_shapes" in kwargs:
-            kwargs["latent_shapes"] = [latent_image.shape]
-        return self._run(executor, conditions, noise, latent_image, sampler, sigmas, *args, **kwargs).unsqueeze(2)
+        of_video = _is_one_frame(latent_image)
+        if of_video:
+            # [B, C, 1, H, W], as VAEs of video models encode a picture: the network knows pictures, the graph stays 5-D
+            noise, latent_image = _picture(noise), _picture(latent_image)
+            if "latent_shapes" in kwargs:
+                kwargs["latent_shapes"] = [latent_image.shape]
+        denoise_mask = kwargs.get("denoise_mask", args[0] if args else None)
+        b = self._check(executor.class_obj, conditions, noise, latent_image, sampler, sigmas, denoise_mask)
+        if torch.count_nonzero(latent_image) == 0:
+            latent_image = b.expand_as(latent_image).to(latent_image)  # an empty latent beside a base: start from b
+        result = self._refined(
+            executor.class_obj.model_patcher,
+            lambda: executor(noise, latent_image, sampler, sigmas, *args, **kwargs),
+            b.expand(latent_image.shape[0], -1, -1, -1),
+            finishes=float(sigmas[-1]) == 0.0,
+        )
+        return result.unsqueeze(2) if of_video else result
 
-    def _run(
+    def _check(
         self,
-        executor: Any,
+        guider: Any,
         conditions: list[dict[str, Any]],
         noise: Tensor,
         latent_image: Tensor,
         sampler: Any,
         sigmas: Tensor,
-        *args: Any,
-        **kwargs: Any,
+        denoise_mask: Tensor | None,
     ) -> Tensor:
-        """The run on pictures, [B, C, H, W]."""
-        guider = executor.class_obj
-        denoise_mask = kwargs.get("denoise_mask", args[0] if args else None)
-
+        """The base latent b, [B or 1, C, H, W]; BadInput for what does not fit. Latents are pictures, [B, C, H, W]."""
         self._check_model(guider)
         check_guidance(guider.model_options)
         self._check_sigmas(sigmas)
@@ -212,19 +127,18 @@ class RefinerRun:
         self._check_second_half(noise, sigmas, denoise_mask)
         self._check_conditions(conditions)
         check_sampler(sampler, len(sigmas) - 1)
+        return b
 
-        if torch.count_nonzero(latent_image) == 0:
-            latent_image = b.expand_as(latent_image).to(latent_image)  # an empty latent beside a base: start from b
-        b = b.expand(latent_image.shape[0], -1, -1, -1)
-        finishes = float(sigmas[-1]) == 0.0
+    def _refined(self, patcher: Any, run: Callable[[], Tensor], b: Tensor, *, finishes: bool) -> Tensor:
+        """What `run()` samples, blended with b. `finishes`: the run ends at sigma 0."""
         if finishes and self.strength == 0.0:
-            return b.to(device=guider.model_patcher.load_device, dtype=torch.float32, copy=True)
-        refined = executor(noise, latent_image, sampler, sigmas, *args, **kwargs)
+            return b.to(device=patcher.load_device, dtype=torch.float32, copy=True)
+        refined = run()
         if not torch.isfinite(refined).all():
             # Once more, the same, with an eye on each layer: it takes as long again, and only where all is lost.
-            with FirstBadLayer(guider.model_patcher.model.diffusion_model) as bad:
-                executor(noise, latent_image, sampler, sigmas, *args, **kwargs)
-            raise self._not_finite(bad.name, guider.model_patcher)
+            with FirstBadLayer(patcher.model.diffusion_model) as bad:
+                run()
+            raise self._not_finite(bad.name, patcher)
         if not finishes:  # the first half of a split run: x_t, for the second half to go on from
             return refined
         # model space is an affine map of this one, so blending here is blending there

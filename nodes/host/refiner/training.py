@@ -21,7 +21,7 @@ from ....training.data.shards import RefinerDataset
 from ....training.errors import BadInput
 from ....training.run.layout import ADAPTERS, REFINER
 from ....training.run.plan import find_device
-from ....training.run.report.measure_words import measure_words, row_words
+from ....training.run.report.labels import duration, measure_label, row_label
 from ....training.run.run_folder import RunFolder
 from ....training.run.train import RunResult, train
 from ....training.storage.files import replace
@@ -132,7 +132,7 @@ class _NodeObserver:
         now = time.monotonic()
         if now - self._last_text >= _SECONDS_BETWEEN_TEXTS:
             self._last_text = now
-            self.progress.text(f"Step {step} of {total}, loss {loss:.3f}, {_duration(eta)} left")
+            self.progress.text(f"Step {step} of {total}, loss {loss:.3f}, {duration(eta)} left")
 
     def on_picture(self, picture: Image.Image) -> None:
         self.progress.update(self.progress.value, preview=picture)
@@ -221,10 +221,10 @@ def _report_text(result: RunResult, messages: list[str]) -> str:
     if measures:
         columns = list(next(iter(measures.values())))
         lines += ["", f"Measured on {evaluation['pairs']} {evaluation['on']}:", ""]
-        heads = [measure_words(name) for name in columns]
+        heads = [measure_label(name) for name in columns]
         lines += [_row(["", *heads]), _row(["---", *("---:" for _ in columns)])]  # Markdown, for the preview node
         for name, row in measures.items():
-            lines.append(_row([row_words(name), *(f"{row.get(column, float('nan')):.3f}" for column in columns)]))
+            lines.append(_row([row_label(name), *(f"{row.get(column, float('nan')):.3f}" for column in columns)]))
     losses = evaluation.get("loss_per_sigma", {})
     if losses:
         lines += ["", "Loss at each sigma: " + ", ".join(f"{t} {loss:.3f}" for t, loss in losses.items())]
@@ -246,12 +246,6 @@ def _loss_picture(folder: Path) -> Tensor:
     except OSError:
         pixels = numpy.ones((1, 1, 3), dtype=numpy.float32)
     return torch.from_numpy(pixels)[None]
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
 # ------------------------------------------------------------------------------------- what the host's cache goes by

@@ -10,19 +10,21 @@ import torch
 from torch import Tensor
 
 from ....training.errors import BadInput
+from ....training.precision.assessment import NOT_VISIBLE, Choice, choose, describe_picture_error, visibility
 from ....training.precision.audit import Audit
 from ....training.precision.audit_chart import difference_picture
 from ....training.precision.audit_report import AuditPart
-from ....training.precision.device import support
 from ....training.precision.dtypes import DTYPES, dtype_name
-from ....training.precision.measures import Errors, PictureError, compare_pictures, rescale_error
+from ....training.precision.measures import PictureError, compare_pictures, rescale_error
 from ....training.precision.policy import VAE_DECODER, VAE_ENCODER
-from ....training.precision.verdict import NOT_VISIBLE, Choice, choose, say_picture, visible
-from ..patching.exact import exact_float32
-from ..patching.patcher import NOT_A_FAILURE
-from ..patching.private_copy import is_dynamic
-from .host_vae import PICTURES, VIDEO, class_name, copy_vae, refuse_empty, what_it_makes
-from .select import held_dtype, lacking_half_of, source_to_copy
+from ..patching.audited import Audited, error_of, native_support
+from ..patching.exact_float32 import exact_float32
+from ..progress import NOT_A_FAILURE
+from ..wording import first_line
+from .copies import copy_vae
+from .halves import lacking_half
+from .host_vae import PICTURES, VIDEO, what_it_makes
+from .source import RecognisedVAE, class_name, recognise, refuse_uncopyable
 
 __all__ = ["AuditedVAE", "audit_vae", "frames_of", "runs_of_vae"]
 
@@ -31,15 +33,13 @@ _LATENT_SIDE = 32  # of the noise that a VAE without an encoder decodes
 
 
 @dataclass
-class AuditedVAE:
-    """What was found. latent: the FP32 one, raw; fine: the FP32 copy, for whoever has more to decode."""
+class AuditedVAE(Audited):
+    """latent: the FP32 one, raw; fine: the FP32 copy, for whoever has more to decode."""
 
     fine: Any
     latent: Tensor
     encodes: bool
-    parts: list[AuditPart] = field(default_factory=list)
     pictures: list[Tensor] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     choices: dict[str, Choice] = field(default_factory=dict)
     errors: dict[str, dict[str, PictureError]] = field(default_factory=dict)  # "encoder", "decoder", "both" -> dtype
 
@@ -55,13 +55,14 @@ def audit_vae(vae: Any, image: Tensor, names: tuple[str, ...], seed: int, step: 
     All runs are on copies, through the host's own encode and decode. The FP32 copy stays while the others come and go,
     one at a time. Raises BadInput for a VAE that has nothing to do with pictures, or that cannot be copied.
     """
-    refuse_empty(vae)
+    given = recognise(vae)
     if (makes := what_it_makes(vae)) not in (PICTURES, VIDEO):
         raise BadInput(f"The VAE ({class_name(vae)}) is one of {makes}; the audit needs one of pictures or video.")
-    lacks = lacking_half_of(vae)
+    source = given.source
+    lacks = given.provenance.lacks or lacking_half(source)
     if lacks == "decoder":
         raise BadInput(f"The VAE ({class_name(vae)}) can only encode; the audit needs one that gives a picture back.")
-    source = source_to_copy(vae)
+    refuse_uncopyable(source)
     image = image[: _FRAMES if getattr(vae, "latent_dim", 2) == 3 else 1, ..., :3].float()
     fine = copy_vae(source, torch.float32)
     before, after = Audit(names, seed=seed), Audit(names, seed=seed)  # encoder, decoder
@@ -76,29 +77,28 @@ def audit_vae(vae: Any, image: Tensor, names: tuple[str, ...], seed: int, step: 
             f"The VAE ({class_name(vae)}) must give pictures [N, H, W, 3]; it gave {list(reference.shape)}, so nobody "
             f"can look at them."
         )
-    found = AuditedVAE(fine, latent, encodes, errors={"encoder": {}, "decoder": {}, "both": {}})
-    found.notes += _notes(source, image, encodes, names)
+    audited = AuditedVAE(fine, latent, encodes, errors={"encoder": {}, "decoder": {}, "both": {}})
+    audited.notes += _notes(given, image, encodes, names)
     if encodes:
-        found.parts.append(AuditPart(VAE_ENCODER, before))
-    found.parts.append(AuditPart(VAE_DECODER, after))
+        audited.parts.append(AuditPart(VAE_ENCODER, before))
+    audited.parts.append(AuditPart(VAE_DECODER, after))
     if not torch.isfinite(reference).all():
         raise BadInput(
             f"The VAE ({class_name(vae)}) gives NaN or infinity in FP32 already, so its file is damaged or not "
             f"complete; there is nothing to compare with."
         )
     for name in names:
-        _lowered(found, source, image, reference, (before, after), name, step)
-    device = fine.patcher.load_device
-    native = {name: support(device, DTYPES[name]) for name in names}
+        _lowered(audited, source, image, reference, (before, after), name, step)
+    native = native_support(fine.patcher.load_device, names)
     for part, half in ((VAE_ENCODER, "encoder"), (VAE_DECODER, "decoder")):
         audit = before if half == "encoder" else after
         trials = {
-            name: (visible(error) == NOT_VISIBLE, say_picture(f"{name} {half[:-2]}e", error))
-            for name, error in found.errors[half].items()
+            name: (visibility(error) == NOT_VISIBLE, describe_picture_error(f"{name} {half[:-2]}e", error))
+            for name, error in audited.errors[half].items()
         }
         if trials:
-            found.choices[part] = choose(trials, native, list(audit.layers.values()))
-    return found
+            audited.choices[part] = choose(trials, native, list(audit.layers.values()))
+    return audited
 
 
 def _reference_latent(fine: Any, image: Tensor, audit: Audit, seed: int, *, encodes: bool) -> tuple[Tensor, bool]:
@@ -118,40 +118,41 @@ def _tried(fine: Any, method: str, x: Tensor) -> Tensor:
     except (BadInput, *NOT_A_FAILURE):
         raise
     except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, NotImplementedError) as failure:
-        why = (str(failure).splitlines() or [type(failure).__name__])[0][:200]
         raise BadInput(
             f"The VAE ({class_name(fine)}) cannot {method} {'a picture' if method == 'encode' else 'a latent'} of "
-            f"{list(x.shape)} as those of pictures and video do: {why}."
+            f"{list(x.shape)} as those of pictures and video do: {first_line(failure)}."
         ) from failure
 
 
-def _lowered(found: AuditedVAE, source: Any, image: Tensor, reference: Tensor, audits: tuple, name: str, step) -> None:
+def _lowered(
+    audited: AuditedVAE, source: Any, image: Tensor, reference: Tensor, audits: tuple, name: str, step: Callable
+) -> None:
     """All of one dtype: its halves alone, each against FP32 before and behind it, and both together."""
     low = copy_vae(source, DTYPES[name])
     results = {}
     step(f"VAE in {name}")
     coarse = None
-    if found.encodes:
+    if audited.encodes:
         with audits[0].lowered(name, low.first_stage_model):
             coarse = low.encode(image)
     with audits[1].lowered(name, low.first_stage_model):
-        results["decoder"] = frames_of(low.decode(found.latent))
+        results["decoder"] = frames_of(low.decode(audited.latent))
     step(f"VAE in {name}, decoded")
     if coarse is not None:
         results["both"] = frames_of(low.decode(coarse))
         del low
         with exact_float32():
-            results["encoder"] = frames_of(found.fine.decode(coarse))
-        errors = Errors()
-        errors.add(coarse, found.latent)
-        found.parts[0].said.append(f"{name} latent: relative error {errors.relative:.1e}, cosine {errors.cosine:.6f}.")
-    said = {"encoder": f"{name} encode, FP32 decode", "decoder": f"{name} decode", "both": f"{name} round trip"}
+            results["encoder"] = frames_of(audited.fine.decode(coarse))
+        errors = error_of([coarse], [audited.latent])
+        sentence = f"{name} latent: relative error {errors.relative:.1e}, cosine {errors.cosine:.6f}."
+        audited.parts[0].sentences.append(sentence)
+    titles = {"encoder": f"{name} encode, FP32 decode", "decoder": f"{name} decode", "both": f"{name} round trip"}
     for half in ("encoder", "decoder", "both"):
         if half in results:
-            error = found.errors[half][name] = compare_pictures(results[half], reference)
-            found.parts[0 if half == "encoder" else -1].said.append(say_picture(said[half], error))
+            error = audited.errors[half][name] = compare_pictures(results[half], reference)
+            audited.parts[0 if half == "encoder" else -1].sentences.append(describe_picture_error(titles[half], error))
             difference = (results[half][0] - reference[0]).movedim(-1, 0)
-            found.pictures.append(difference_picture(difference, said[half]))
+            audited.pictures.append(difference_picture(difference, titles[half]))
 
 
 def frames_of(pixels: Tensor) -> Tensor:
@@ -159,14 +160,14 @@ def frames_of(pixels: Tensor) -> Tensor:
     return (pixels[0] if pixels.ndim == 5 else pixels)[..., :3].float().cpu()
 
 
-def _notes(source: Any, image: Tensor, encodes: bool, names: tuple[str, ...]) -> list[str]:
-    held = dtype_name(held_dtype(source))
+def _notes(given: RecognisedVAE, image: Tensor, encodes: bool, names: tuple[str, ...]) -> list[str]:
+    source, stored = given.source, dtype_name(given.stored)
     notes = [f"VAE: {class_name(source)}, loaded as {dtype_name(source.vae_dtype)}."]
-    if is_dynamic(source.patcher):
-        notes.append(f"Its weights are the file's own, in {held}: FP32 means FP32 compute over those.")
+    if given.dynamic:
+        notes.append(f"Its weights are the file's own, in {stored}: FP32 means FP32 compute over those.")
     elif source.vae_dtype != torch.float32:
         notes.append(
-            f"The loader had rounded the VAE's weights to {held}: FP32 means FP32 compute over "
+            f"The loader had rounded the VAE's weights to {stored}: FP32 means FP32 compute over "
             f"those here. Load VAE (Precision) reads the file as it is."
         )
     if not encodes:

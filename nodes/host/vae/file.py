@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import comfy.model_management
@@ -15,9 +13,11 @@ import torch
 
 from ....training.errors import BadInput
 from ....training.precision.dtypes import dtype_name
-from ..patching.patcher import NOT_A_FAILURE
+from ..loaded_files import LoadedFiles, version_of
 from ..patching.private_copy import has_quantized_weights, is_dynamic
 from ..paths import model_file
+from ..progress import NOT_A_FAILURE
+from ..wording import first_line
 
 if TYPE_CHECKING:
     from .select import SelectedVAE
@@ -26,11 +26,7 @@ __all__ = ["NO_FILES", "fingerprint_vae_file", "list_vae_files", "load_vae_preci
 
 NO_FILES = "(no files yet)"
 _CHECKPOINTS = "checkpoints/"
-# The VAE of each file that somebody uses, by path, size and time; the dtypes with which it was last loaded; and the one
-# that the prompt about to run will ask for in others.
-_READ: weakref.WeakValueDictionary[tuple[str, int, int], Any] = weakref.WeakValueDictionary()
-_dtypes: dict[tuple[str, int, int], tuple] = {}
-_held: list[Any] = []
+_LOADED = LoadedFiles()  # the VAE of each file, and what was made of it, by the dtypes asked for
 _PREFIXES = ("first_stage_model.", "vae.", "pretransform.model.")  # of the VAE inside a checkpoint
 
 
@@ -49,42 +45,32 @@ def load_vae_precisely(name: str, encoder: str, decoder: str) -> SelectedVAE:
     from .select import SelectedVAE, select_vae_precision  # not for the list of files alone
 
     path = _path(name)
-    file = _version(path)
-    vae = _READ.get(file)
+    version = version_of(path)
+    vae = _LOADED.find(version)
     if vae is None:
-        vae = _READ[file] = _read(path, name)
-    _held.clear()
-    _dtypes[file] = (encoder, decoder)
+        vae = _read(path, name)
+        _LOADED.add(version, vae)
     selected = select_vae_precision(vae, encoder, decoder)
+    _LOADED.note_made(version, (encoder, decoder), selected.vae)
     return SelectedVAE(selected.vae, f"{selected.report}\nThe file holds {vae.ref2v_in_file} weights.")
 
 
 def fingerprint_vae_file(name: str | None, encoder: str | None, decoder: str | None) -> str:
-    """Changes with the inputs and with the file on disk. Linked inputs are None here.
-
-    The host asks for this before it lets go of what the last prompt made; so here is the moment to hold the VAE of a
-    file that is about to be asked for in other dtypes, until it is.
-    """
+    """Changes with the inputs and with the file on disk. Linked inputs are None here."""
     try:
-        path = _path(name or NO_FILES)
-        state: Any = _version(path)
-        if (vae := _READ.get(state)) is not None and _dtypes.get(state) != (encoder, decoder):
-            _held[:] = [vae]
+        version = version_of(_path(name or NO_FILES))
+        _LOADED.hold_for(version, (encoder, decoder))
+        state: Any = version[1:]
     except (BadInput, OSError) as problem:  # execute will say it
         state = str(problem)
-    return repr((name, encoder, decoder, state[1:] if isinstance(state, tuple) else state))
-
-
-def _version(path: str) -> tuple[str, int, int]:
-    file = os.stat(path)
-    return path, file.st_size, file.st_mtime_ns
+    return repr((name, encoder, decoder, state))
 
 
 def _read(path: str, name: str) -> Any:
     """The VAE in FP32, on a plain patcher, with a note of what the host's own loader would choose."""
+    from .copies import copy_vae
     from .halves import lacking_in_file
-    from .host_vae import copy_vae
-    from .select import remember_loader
+    from .source import remember_loader
 
     try:
         state, metadata = comfy.utils.load_torch_file(path, safe_load=True, return_metadata=True)
@@ -92,7 +78,7 @@ def _read(path: str, name: str) -> Any:
     except NOT_A_FAILURE:
         raise
     except Exception as error:  # each format has errors of its own
-        why = (str(error).splitlines() or [type(error).__name__])[0].replace(path, name)[:200]
+        why = first_line(error, 2000).replace(path, name)[:200]
         if isinstance(error, pickle.UnpicklingError):  # torch advises to read it unsafely
             why = "it cannot be read as weights alone"
         raise BadInput(f"{name}: expected a whole file of weights, got a damaged one or none ({why}).") from error
@@ -123,7 +109,7 @@ def _path(name: str) -> str:
 
 def _vae_of(state: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
     for prefix in _PREFIXES:
-        found = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-        if found:
-            return found
+        vae_keys = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+        if vae_keys:
+            return vae_keys
     raise BadInput(f"{name} holds no VAE: none of its keys starts with {' or '.join(_PREFIXES)}.")

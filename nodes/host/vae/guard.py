@@ -1,6 +1,6 @@
 """A VAE whose encoder and decoder are watched for NaN, beside the VAE that it was made of.
 
-The new VAE holds a shell of the source's module, over its very weights and under its very patcher. All paths of the
+The new VAE holds a proxy of the source's module, over its very weights and under its very patcher. All paths of the
 host (whole, tiled, video) call `encode` and `decode` of the module that they are given, and there the guard stands.
 """
 
@@ -17,55 +17,50 @@ import torch
 from comfy_execution.utils import get_executing_context
 
 from ....training.precision.guard import is_finite
-from ..patching.guard import Call, Guard, beside
-from ..patching.shell import at_dtype, guard_of, half_dtype, shell, to_dtype, with_doors
-from .host_vae import refuse_empty
+from ..patching.guard import Call, Guard, GuardedModule, at_work
+from ..patching.private_copy import module_proxy
+from .copies import compute_dtype, estimate_for, set_compute_dtypes, subclass_by_half, to_dtype
 from .select import half_in_float32
+from .source import recognise
 
 __all__ = ["guard_vae"]
 
 # The FP32 VAEs at work, by guard. The host runs each prompt in a context of its own, so they go when it ends, however.
-_HELD: ContextVar[dict[int, Any]] = ContextVar("ref2v_fp32_vaes")
+_FINE_AT_WORK: ContextVar[dict[int, Any]] = ContextVar("ref2v_fp32_vaes")
 _GIVEN = {"encoder": "picture", "decoder": "latent"}
 
 
 def guard_vae(vae: Any, guard: Guard) -> Any:
     """`vae` under `guard`; one that is guarded already changes its guard. Raises BadInput for a VAE without weights."""
-    refuse_empty(vae)
-    if (other := guard_of(vae.first_stage_model)) is not None:
-        vae = other.without(vae)
-    return _GuardedVAE(vae, guard).around(vae)
+    bare = recognise(vae).bare
+    return _GuardedVAE(guard, bare).wrap(bare)
 
 
-class _GuardedVAE:
-    """What stands in the doors of a VAE's module. `source`: the VAE that came in."""
+class _GuardedVAE(GuardedModule):
+    """What is called instead of a VAE's module. `source`: the VAE that came in."""
 
-    def __init__(self, source: Any, guard: Guard) -> None:
+    def __init__(self, guard: Guard, source: Any) -> None:
+        super().__init__(guard)
         self.source = source
-        self.guard = guard
         # while which node worked, which half, the VAE with it in FP32
         self._fine: tuple[Any, str, weakref.ref] | None = None
 
-    def __deepcopy__(self, _memo: dict) -> _GuardedVAE:
-        return self
-
-    def around(self, vae: Any) -> Any:
+    def wrap(self, vae: Any) -> Any:
         """A guarded VAE like `vae`."""
-        root = vae.first_stage_model
-        watched = shell(root, _guarded_class(type(root)))
-        watched.ref2v_guard = self if vae is self.source else _GuardedVAE(vae, self.guard)
-        watched.ref2v_encode_dtype = encodes = half_dtype(root, "encoder") or vae.vae_dtype
-        watched.ref2v_decode_dtype = decodes = half_dtype(root, "decoder") or vae.vae_dtype
+        root, encoder, decoder = vae.first_stage_model, compute_dtype(vae, "encoder"), compute_dtype(vae, "decoder")
+        watched = module_proxy(root, _guarded_class(type(root)))
+        watched.ref2v_guard = self if vae is self.source else _GuardedVAE(self.guard, vae)
+        set_compute_dtypes(watched, encoder, decoder)
         new = copy.copy(vae)
         new.first_stage_model = watched
-        # What the host would round beforehand is cast at the door instead: an FP32 re-run then has it as it was.
+        # What the host would round beforehand is cast by us instead: an FP32 re-run then has it as it was.
         new.vae_dtype = torch.float32
-        new.memory_used_encode = at_dtype(vae.memory_used_encode, encodes)
-        new.memory_used_decode = at_dtype(vae.memory_used_decode, decodes)
+        new.memory_used_encode = estimate_for(vae.memory_used_encode, encoder)
+        new.memory_used_decode = estimate_for(vae.memory_used_decode, decoder)
         return new
 
-    def without(self, vae: Any) -> Any:
-        """A VAE that `around` made, unguarded: the source, unless another node has changed the VAE object since."""
+    def unwrap(self, vae: Any) -> Any:
+        """A VAE that `wrap` made, unguarded: the source, unless another node has changed the VAE object since."""
         own = {"first_stage_model", "vae_dtype", "memory_used_encode", "memory_used_decode"}
         source = vars(self.source)
         changed = {key: value for key, value in vars(vae).items() if key not in own and value is not source.get(key)}
@@ -80,7 +75,7 @@ class _GuardedVAE:
 
         Some VAEs of newer hosts write their result into `output_buffer` and return None.
         """
-        dtype = half_dtype(module, half)
+        dtype = module.ref2v_compute_dtypes[half]
         again = partial(inner, module, to_dtype(x, dtype), *args, **kwargs)
         working = get_executing_context()
         if self._fine is not None and self._fine[0] != working:
@@ -105,15 +100,14 @@ class _GuardedVAE:
         if fine is None:
             fine = half_in_float32(self.source, half)
             self._fine = (working, half, weakref.ref(fine))
-            _HELD.set({**_HELD.get({}), id(self): fine})
+            _FINE_AT_WORK.set({**_FINE_AT_WORK.get({}), id(self): fine})
         memory_used = fine.memory_used_encode if half == "encoder" else fine.memory_used_decode
-        with beside(fine.patcher, memory_used(x.shape, torch.float32)):
+        with at_work(fine.patcher, memory_used(x.shape, torch.float32)):
             fixed = getattr(fine.first_stage_model, method)(to_dtype(x, torch.float32), *args, **kwargs)
         return kwargs.get("output_buffer") if fixed is None else fixed
 
-
     def _let_go(self) -> None:
-        _HELD.set({guard: fine for guard, fine in _HELD.get({}).items() if guard != id(self)})
+        _FINE_AT_WORK.set({guard: fine for guard, fine in _FINE_AT_WORK.get({}).items() if guard != id(self)})
         self._fine = None
 
 
@@ -125,4 +119,4 @@ def _guarded_class(family: type) -> type:
 
         return call
 
-    return with_doors(family, watching)
+    return subclass_by_half(family, watching)

@@ -7,7 +7,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["Halves", "find_halves", "lacking_half", "lacking_in_file"]
+from ....training.errors import BadInput
+from ....training.precision.resolve import DEFAULT
+
+__all__ = ["Halves", "find_halves", "lacking_half", "lacking_in_file", "refuse_missing_half"]
 
 Halves = tuple[tuple[str, ...], tuple[str, ...]]
 
@@ -65,6 +68,15 @@ def lacking_half(vae: Any) -> str:
         has = [any(key.startswith(name) for key in trained) for name in ("encoder.", "previewer.")]
         return {(True, False): "decoder", (False, True): "encoder"}.get(tuple(has), "")
     return ""
+
+
+def refuse_missing_half(vae: Any, lacks: str, encoder: str, decoder: str) -> None:
+    """BadInput where a dtype is asked for the half that the VAE `lacks`."""
+    what = type(vae.first_stage_model).__name__
+    if lacks == "encoder" and encoder != DEFAULT:
+        raise BadInput(f"The VAE ({what}) can only decode: it has no encoder whose precision could be selected.")
+    if lacks == "decoder" and decoder != DEFAULT:
+        raise BadInput(f"The VAE ({what}) can only encode: it has no decoder whose precision could be selected.")
 
 
 def lacking_in_file(keys: Iterable[str], module: torch.nn.Module) -> str:

@@ -1,4 +1,4 @@
-"""The host's VAE: encode a picture, know the VAE again, say where a NaN came from, copy it."""
+"""The host's VAE, as the dataset builder and the memory nodes need it: encode a picture, know the VAE again."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
-import comfy.model_management
 import torch
 
 from ....training.data.latent_cache import LatentCache
 from ....training.errors import BadInput
 from ....training.precision.guard import FirstBadLayer
-from ..patching.patcher import patcher_of_copy
-from ..patching.private_copy import copy_module
-from ..patching.shell import guard_of
-from ..patching.weights import hash_weights
-from ..progress import CANCELLED
+from ..patching.fingerprint import hash_weights
+from ..patching.provenance import guard_of
+from ..progress import NOT_A_FAILURE
+from .copies import compute_dtype, copy_vae
+from .source import class_name, recognise, refuse_empty
 
 __all__ = [
     "PICTURES",
@@ -25,16 +24,12 @@ __all__ = [
     "SHAPES",
     "SOUND",
     "VIDEO",
-    "class_name",
-    "copy_vae",
     "decode_latent",
     "latent_downscale",
-    "refuse_empty",
     "refuse_no_pictures",
     "vae_dtype",
     "vae_fingerprint",
     "what_it_makes",
-    "with_module",
 ]
 
 PICTURES, VIDEO, SOUND, SHAPES = "pictures", "video", "sound", "shapes in space"
@@ -71,22 +66,15 @@ def latent_downscale(vae: Any) -> int:
 
 def vae_dtype(vae: Any) -> str:
     """The precision in which the host runs this VAE, e.g. "float32"; that of its encoder where the halves differ."""
-    split = getattr(getattr(vae, "first_stage_model", None), "ref2v_encode_dtype", None)
-    return str(split or getattr(vae, "vae_dtype", None)).removeprefix("torch.")
+    return str(compute_dtype(vae, "encoder")).removeprefix("torch.")
 
 
 def vae_fingerprint(vae: Any) -> str:
     """Hex digest of the VAE's class and weights (sampled, with what patches it), and of the dtype that it runs in."""
     refuse_empty(vae)
     digest = hashlib.sha256(f"{class_name(vae)} {vae_dtype(vae)}".encode())
-    hash_weights(digest, _source(vae).patcher)  # of a split VAE, the patcher at hand holds one half only
+    hash_weights(digest, recognise(vae).source.patcher)  # of a split VAE, the patcher at hand holds one half only
     return digest.hexdigest()
-
-
-def _source(vae: Any) -> Any:
-    """The VAE that one of ours (nodes/host/precision) was made of, which has all the weights; else the VAE itself."""
-    origin = getattr(vae.first_stage_model, "ref2v_origin", None)
-    return vae if origin is None or origin.weights is None else origin.weights
 
 
 def decode_latent(vae: Any, latent: torch.Tensor) -> torch.Tensor:
@@ -124,8 +112,8 @@ class PictureEncoder:
         One picture at a time: a video VAE would take a batch for the frames of one clip, and a latent must not depend
         on the pictures beside it. Raises BadInput naming the picture.
         """
-        if self.cache is not None and (kept := self.cache.find(picture)) is not None:
-            return kept
+        if self.cache is not None and (known := self.cache.find(picture)) is not None:
+            return known
         latent = self._encode_with(self._at_work, picture, name)
         if not torch.isfinite(latent).all():
             return self._encode_in_float32(picture, name)
@@ -143,7 +131,7 @@ class PictureEncoder:
         self._in_tiles = False
         try:
             latent = vae.encode(pixels)
-        except (CANCELLED, comfy.model_management.OOM_EXCEPTION, BadInput):
+        except (BadInput, *NOT_A_FAILURE):
             raise
         except NotImplementedError as error:
             raise BadInput(f"The VAE ({class_name(vae)}) only decodes: a dataset needs one that encodes.") from error
@@ -208,36 +196,3 @@ def refuse_no_pictures(vae: Any) -> None:
     makes = what_it_makes(vae)
     if makes not in (PICTURES, VIDEO):
         raise BadInput(f"The VAE ({class_name(vae)}) is one of {makes}; a dataset of pictures needs one of pictures.")
-
-
-def refuse_empty(vae: Any) -> None:
-    """BadInput for the VAE of a checkpoint that has none."""
-    if getattr(vae, "first_stage_model", None) is None:
-        raise BadInput("The vae holds no weights: the checkpoint that it comes from has no VAE.")
-
-
-def class_name(vae: Any) -> str:
-    """The host's class of the VAE, such as "AutoencoderKL"."""
-    return type(getattr(vae, "first_stage_model", None)).__name__
-
-
-def copy_vae(vae: Any, dtype: torch.dtype) -> Any:
-    """A VAE object of its own, with its own weights in `dtype` on a plain patcher; the VAE that came in is not touched.
-
-    What the host has rounded away when it loaded the file does not come back.
-    """
-    if (guard := guard_of(vae.first_stage_model)) is not None:
-        vae = guard.without(vae)
-    vae = _source(vae)
-    private = copy_module(vae.first_stage_model, vae.patcher, dtype)
-    return with_module(vae, private, dtype)
-
-
-def with_module(vae: Any, module: torch.nn.Module, dtype: torch.dtype) -> Any:
-    """`vae` again, with another module at work, which is fed in `dtype`."""
-    new = copy.copy(vae)
-    new.first_stage_model = module
-    new.patcher = patcher_of_copy(vae.patcher, module)
-    new.vae_dtype = dtype
-    new.size = None
-    return new

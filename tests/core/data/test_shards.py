@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.core.data.version_1 import as_version_1
 from training.data.index import content_hash, index_text
 from training.data.shards import DatasetWriter, RefinerDataset, estimate_bytes
 from training.errors import BadInput
@@ -69,7 +70,7 @@ def test_many_shards_and_one_hold_the_same_pairs(build):
 def test_the_same_pairs_give_the_same_bytes_in_any_folder(build):
     first, second = build(SIZES, with_text=True), build(SIZES, name="elsewhere", with_text=True)
     names = sorted(path.name for path in first.iterdir())
-    assert names == ["context-empty.safetensors", "index.json", "shard-00000.safetensors"]
+    assert names == ["index.json", "pairs.safetensors", "shard-00000.safetensors", "text-00000.safetensors"]
     for name in names:
         written = (first / name).read_bytes()
         assert written == (second / name).read_bytes()
@@ -158,7 +159,7 @@ def test_text_must_have_the_shape_that_the_dataset_says(tmp_path):
     empty = {"context": torch.zeros(5, 6), "pooled": torch.zeros(7)}
     with pytest.raises(BadInput, match=r"a.png: the dataset has text, so context \[5, 6\] is needed"):
         with writer_for(tmp_path / "data", context=context, empty=empty) as writer:
-            writer.add(*pair(), **GIVEN)
+            writer.add(*pair(), caption="a boat", **GIVEN)
     with pytest.raises(BadInput, match=r"the empty caption: pooled must be \[7\], not \[8\]"):
         writer_for(tmp_path / "data", context=context, empty=empty | {"pooled": torch.zeros(8)})
     assert list(tmp_path.iterdir()) == []
@@ -275,14 +276,14 @@ def test_opening_something_else_says_what_is_wrong(build, tmp_path):
 
 def test_a_newer_version_is_not_guessed_at(build):
     folder = build(SIZES)
-    rewrite_index(folder, lambda index: index.update(version=2))
-    with pytest.raises(BadInput, match="has version 2 of its format, and this program reads version 1"):
+    rewrite_index(folder, lambda index: index.update(version=3))
+    with pytest.raises(BadInput, match="has version 3 of its format, and this program reads the versions 1, 2"):
         RefinerDataset.open(folder)
 
 
 def test_an_index_changed_by_hand_is_noticed(build):
     folder = build(SIZES)
-    rewrite_index(folder, lambda index: index["pairs"][0].update(split="train"), rehash=False)
+    rewrite_index(folder, lambda index: index["splits"]["train"].update(pairs=9), rehash=False)
     with pytest.raises(BadInput, match="was changed after the dataset was built"):
         RefinerDataset.open(folder)
 
@@ -295,8 +296,8 @@ def test_an_index_cannot_lead_out_of_its_folder(build, name):
         RefinerDataset.open(folder)
 
 
-def test_a_pair_in_a_shard_that_is_not_listed_is_refused(build):
-    folder = build(SIZES)
+def test_a_pair_in_a_shard_that_is_not_listed_is_refused(build, tmp_path):
+    folder = as_version_1(build(SIZES), tmp_path / "old")
     rewrite_index(folder, lambda index: index["pairs"][0].update(shard="../other"))
     with pytest.raises(BadInput, match="does not list"):
         RefinerDataset.open(folder)

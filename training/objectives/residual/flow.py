@@ -50,7 +50,7 @@ def velocity_scale(residual_rms: float, s: float) -> float:
 
 
 def loss_per_sample(output: Tensor, v: Tensor, c_v: float) -> Tensor:
-    """|| net - v / c_v ||^2, averaged over each sample: [B]. In float32 whatever the network computes in."""
+    """|| net - v / c_v ||^2, averaged over each sample: [B]. In float32 at least, whatever the network computes in."""
     return _error(output, v, c_v).square().flatten(1).mean(1)
 
 
@@ -67,7 +67,8 @@ def huber_per_sample(output: Tensor, v: Tensor, c_v: float, delta: float) -> Ten
 
 
 def _error(output: Tensor, v: Tensor, c_v: float) -> Tensor:
-    return output.float() - v.float() / c_v
+    wide = torch.promote_types(torch.promote_types(output.dtype, v.dtype), torch.float32)
+    return output.to(wide) - v.to(wide) / c_v
 
 
 def min_snr_weight(t: Tensor, s: float, residual_rms: float, gamma: float) -> Tensor:

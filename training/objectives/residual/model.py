@@ -24,6 +24,7 @@ class Refiner:
     s: float
     c_v: float
     autocast: torch.dtype | None = None
+    dtype: torch.dtype = torch.float32  # of the network's weights
     first: FirstAnswer | None = None
 
     @classmethod
@@ -39,8 +40,9 @@ class Refiner:
         """The network's raw answer v / c_v; condition: context [B, T, D] and, with pooled text, pooled and time_ids."""
 
         def ask(x: Tensor, t: Tensor) -> Tensor:
+            given = {**condition, "context": condition["context"].to(self.dtype)}
             with autocast(x.device.type, self.autocast) if self.autocast else nullcontext():
-                return call_unet(self.net, x, b, t, **condition)
+                return call_unet(self.net, x.to(self.dtype), b.to(self.dtype), t, **given)
 
         return self.first.of(x, t, ask) if self.first else ask(x, t)
 

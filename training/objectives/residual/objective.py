@@ -54,13 +54,22 @@ class ResidualFlow:
     ) -> tuple[Tensor, Tensor]:
         return batch_loss(self._at_work(net), self.plan, batch, self.config.seed, histogram)
 
-    def evaluate(self, net: nn.Module, indices: Sequence[int], *, version: int, **options: Any) -> Evaluation:
+    def evaluate(
+        self,
+        net: nn.Module,
+        indices: Sequence[int],
+        *,
+        version: int,
+        dtype: torch.dtype = torch.float32,
+        **options: Any,
+    ) -> Evaluation:
         plan, config = self.plan, self.config
         steps = len(plan.sigmas) - 1
         if plan.s == 0:
             # one-shot: it was never shown a state between the two ends
             options["step_counts"] = (1,) if options.get("step_counts", (1,)) else ()
-        at_work = Refiner(net, plan.s, plan.c_v, self.compute.autocast if version < FLOAT32 else None)
+        autocast = self.compute.autocast if version < FLOAT32 else None
+        at_work = Refiner(net, plan.s, plan.c_v, autocast, dtype)
         return evaluate(
             at_work, self.data, indices, empty_conditioning(self.plan.unet, self.data),
             sigmas=plan.sigmas[:-1], crop=config.validation.crop, seed=config.seed, device=self.compute.device,
@@ -91,7 +100,7 @@ class ResidualFlow:
         return nn.Module.to(merged, self.compute.device)
 
     def _at_work(self, net: nn.Module) -> Refiner:
-        return Refiner(net, self.plan.s, self.plan.c_v, self.compute.autocast)
+        return Refiner(net, self.plan.s, self.plan.c_v, self.compute.autocast, self.compute.weights)
 
     def _meta(self, steps: int) -> RefinerMeta:
         config, plan, data = self.config, self.plan, self.data

@@ -70,13 +70,11 @@ def call_unet(
     """net([x_t, b], 1000 t, context) -> v / c_v, [B, C, H, W].
 
     x, b: [B, C, H, W]; t: [B] in (0, 1]; context: [B, T, D]; pooled: [B, P] and time_ids: [B, 6] only with pooled_dim.
-    A network in bfloat16 gets x, b and context in it; times and sizes are embedded in float32 first.
+    x, b and context in the dtype of the weights; times and sizes are embedded in float32 first.
     """
     import torch
 
-    dtype = net.conv_in.weight.dtype
     added = None if pooled is None else {"text_embeds": pooled, "time_ids": time_ids}
     return net(
-        torch.cat([x, b], 1).to(dtype), 1000.0 * t, encoder_hidden_states=context.to(dtype), added_cond_kwargs=added,
-        return_dict=False,
+        torch.cat([x, b], 1), 1000.0 * t, encoder_hidden_states=context, added_cond_kwargs=added, return_dict=False,
     )[0]

@@ -22,6 +22,7 @@ class SDXLRefiner:
     net: nn.Module
     aesthetic_score: float
     autocast: torch.dtype | None = None
+    dtype: torch.dtype = torch.float32  # of the network's weights
     first: FirstAnswer | None = None
 
     def output(self, x: Tensor, k: Tensor, condition: dict[str, Tensor]) -> Tensor:
@@ -34,8 +35,8 @@ class SDXLRefiner:
             sigma = diffusion.SIGMAS.to(x.device)[k]
             with autocast(x.device.type, self.autocast) if self.autocast else nullcontext():
                 return call(
-                    self.net, diffusion.network_input(x, sigma), k, condition["context"], condition["pooled"],
-                    condition["time_ids"], self.aesthetic_score,
+                    self.net, diffusion.network_input(x, sigma).to(self.dtype), k, condition["context"].to(self.dtype),
+                    condition["pooled"], condition["time_ids"], self.aesthetic_score,
                 )
 
         return self.first.of(x, k, ask) if self.first else ask(x, k)

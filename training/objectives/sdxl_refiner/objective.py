@@ -67,13 +67,22 @@ class SDXLRefinerObjective:
         plain = flow.loss_per_sample(self._at_work(net).output(x, k, batch), e, 1.0).mean()
         return plain, plain.detach()
 
-    def evaluate(self, net: nn.Module, indices: Sequence[int], *, version: int, **options: Any) -> Evaluation:
+    def evaluate(
+        self,
+        net: nn.Module,
+        indices: Sequence[int],
+        *,
+        version: int,
+        dtype: torch.dtype = torch.float32,
+        **options: Any,
+    ) -> Evaluation:
         """Base against refined against target: the base noised to the hand-over's sigma, then Euler steps down to 0."""
         config, plan = self.config, self.plan
         last = config.sdxl_refiner.last_timestep
         empty = empty_conditioning(plan.unet, self.data)
         before = version < FLOAT32
-        at_work = SDXLRefiner(net, config.sdxl_refiner.aesthetic_score, self.compute.autocast if before else None)
+        autocast = self.compute.autocast if before else None
+        at_work = SDXLRefiner(net, config.sdxl_refiner.aesthetic_score, autocast, dtype)
         return evaluate(
             at_work, self.data, indices, empty, sigmas=plan.sigmas[:-1], crop=config.validation.crop,
             seed=config.seed, device=self.compute.device, cells=cells_of_a_batch(config, self.data), told_whole=before,
@@ -94,4 +103,5 @@ class SDXLRefinerObjective:
         raise NotImplementedError("this objective has no LoRA")
 
     def _at_work(self, net: nn.Module) -> SDXLRefiner:
-        return SDXLRefiner(net, self.config.sdxl_refiner.aesthetic_score, self.compute.autocast)
+        score = self.config.sdxl_refiner.aesthetic_score
+        return SDXLRefiner(net, score, self.compute.autocast, self.compute.weights)

@@ -33,7 +33,7 @@ def call(
     """The predicted noise, [B, C, H, W].
 
     Args:
-        x: [B, C, H, W], scaled (diffusion.network_input).
+        x: [B, C, H, W], scaled (diffusion.network_input); in the dtype of the weights, as is context.
         k: timesteps, [B].
         context: [B, T, D] of CLIP-G, or of SDXL's two encoders, of which CLIP-G's columns are the last.
         pooled: [B, 1280].
@@ -42,10 +42,8 @@ def call(
     """
     import torch
 
-    dtype = net.conv_in.weight.dtype
     scores = torch.full_like(time_ids[:, :1], score)
     added = {"text_embeds": pooled, "time_ids": torch.cat([time_ids[:, :4], scores], 1)}
     return net(
-        x.to(dtype), k.float(), encoder_hidden_states=context[..., -CONTEXT:].to(dtype), added_cond_kwargs=added,
-        return_dict=False,
+        x, k.float(), encoder_hidden_states=context[..., -CONTEXT:], added_cond_kwargs=added, return_dict=False,
     )[0]

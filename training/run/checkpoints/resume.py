@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...errors import BadInput
+from ...objectives.trainables import fill
 from ..report.journal import Journal
-
-EXACT, ROUNDED = "exact weights", "rounded weights"
-"""Of what a pure_bf16 run makes its averaged weights; checkpoints that do not say it are of the latter kind."""
+from ..state import EXACT, ROUNDED, State
+from .checkpoint import Checkpoint, optimizer_tensors, restore_optimizer
 
 if TYPE_CHECKING:
     from ...config.train_config import TrainConfig
+    from ..optim.ema import EMA
     from ..plan import Plan
+    from ..step import TrainStep
 
 
 def loop_state(
@@ -41,6 +43,40 @@ def loop_state(
         "journal": journal.position(),
         "made_with": _made_with(device),
     }
+
+
+def checkpoint_of(
+    state: State, step: TrainStep, ema: EMA, journal: Journal, *, run: dict[str, Any], epoch: int, seed: int,
+    micro_step: int, learning_rate: float,
+) -> Checkpoint:
+    """The whole run as it stands. run: its identity; the rest: as in `loop_state`."""
+    names = {parameter: name for name, parameter in step.parameters.items()}
+    device = step.world.device
+    told = {
+        "run": run, "seconds": state.seconds, "scaler": step.scaler.state_dict(), "health": step.health.state(),
+        "times": step.histogram.state(), "measures": state.measured_as, "average": state.average_of,
+        **loop_state(
+            epoch=epoch, micro_step=micro_step, learning_rate=learning_rate, seed=seed, journal=journal, device=device
+        ),
+    }
+    # the tensors of this moment: while they are written, a validation may have others in the parameters' place
+    weights = {name: parameter.detach() for name, parameter in step.parameters.items()}
+    return Checkpoint(state.step, weights, ema.state_dict(), optimizer_tensors(step.optimizer, names), told)
+
+
+def restore(found: Checkpoint, step: TrainStep, ema: EMA) -> State:
+    """Take the run up from a checkpoint: its tensors go into network, average and optimizer."""
+    fill(step.parameters, found.weights)
+    ema.load_state_dict(found.ema)
+    restore_optimizer(step.optimizer, step.parameters, found.optimizer)
+    told = found.state
+    step.scaler.load_state_dict(told["scaler"])
+    step.health.restore(told.get("health", {}))
+    step.histogram.restore(told.get("times", {}))
+    return State(
+        step=found.step, seconds=told["seconds"], average_of=told.get("average", ROUNDED),
+        measured_as=told.get("measures", 1), began_at=found.step, seconds_before=told["seconds"],
+    )
 
 
 def refuse_other_position(

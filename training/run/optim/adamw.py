@@ -11,24 +11,26 @@ from ...config.choices import Rounding
 from .noise import bits_of
 from .rounding import join, round_stochastically, split
 
-__all__ = ["adamw_", "numbers", "update_"]
+__all__ = ["adamw_", "step_coefficients", "update_"]
 
 _MOMENTS_SALT = 0x3C6EF372  # the moments are rounded by other bits than the weights
 
 
-def numbers(step: int, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> tuple[float, ...]:
+def step_coefficients(
+    step: int, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
+) -> tuple[float, ...]:
     """What a step (from 1) multiplies with; worked out once, in double precision."""
     beta1, beta2 = betas
     root = math.sqrt(1 - beta2**step)
     return 1 - lr * weight_decay, 1 - beta1, beta2, 1 - beta2, eps * root, -lr * root / (1 - beta1**step)
 
 
-def adamw_(p: Tensor, g: Tensor, m: Tensor, v: Tensor, with_: tuple[float | Tensor, ...]) -> None:
+def adamw_(p: Tensor, g: Tensor, m: Tensor, v: Tensor, coefficients: tuple[float | Tensor, ...]) -> None:
     """Loshchilov & Hutter 2019 (arXiv:1711.05101), algorithm 2, in place.
 
-    p, g, m, v: weights, gradient and the two moments, float32 of one shape; with_: from `numbers`.
+    p, g, m, v: weights, gradient and the two moments, float32 of one shape; coefficients: from `step_coefficients`.
     """
-    keep, new1, beta2, new2, eps, rate = with_
+    keep, new1, beta2, new2, eps, rate = coefficients
     p.mul_(keep)
     m.lerp_(g, new1)
     v.mul_(beta2).add_(g.square().mul_(new2))
@@ -36,7 +38,7 @@ def adamw_(p: Tensor, g: Tensor, m: Tensor, v: Tensor, with_: tuple[float | Tens
 
 
 def update_(
-    w: Tensor, rest: Tensor | None, g: Tensor, m: Tensor, v: Tensor, with_: tuple[float | Tensor, ...],
+    w: Tensor, rest: Tensor | None, g: Tensor, m: Tensor, v: Tensor, coefficients: tuple[float | Tensor, ...],
     first: Tensor | int, second: Tensor | int, index: Tensor | None, rounding: Rounding | None,
 ) -> None:
     """AdamW in place on flat tensors, the whole update in float32 and rounded once.
@@ -52,7 +54,7 @@ def update_(
     else:
         p = w.float()
     m32, v32 = m.float(), v.float()
-    adamw_(p, g.float(), m32, v32, with_)
+    adamw_(p, g.float(), m32, v32, coefficients)
     low_moments = m.dtype == torch.bfloat16
     if index is None and (low_moments or rounding == "stochastic"):
         index = torch.arange(w.numel(), dtype=torch.int32, device=w.device)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...config.choices import Moments, Rounding
 from ...errors import BadInput
-from .adamw import numbers, update_
+from .adamw import step_coefficients, update_
 from .noise import Block, block_index, stream_key, wrapped
 from .rounding import join, split
 
@@ -102,10 +102,10 @@ class BF16AdamW(torch.optim.Optimizer):
                     state["step"] += 1
                     alike.setdefault((int(state["step"]), parameter.dtype, parameter.device), []).append(parameter)
             for (step, dtype, _), parameters in alike.items():
-                with_ = numbers(step, group["lr"], group["betas"], group["eps"], group["weight_decay"])
+                coefficients = step_coefficients(step, group["lr"], group["betas"], group["eps"], group["weight_decay"])
                 rounding = self.rounding if dtype == torch.bfloat16 else None
                 for pieces in self._chunks(parameters):
-                    self._update(pieces, with_, step, rounding)
+                    self._update(pieces, coefficients, step, rounding)
         return loss
 
     @torch.no_grad()
@@ -201,19 +201,21 @@ class BF16AdamW(torch.optim.Optimizer):
     def _in_cache(self, device: torch.device) -> bool:
         return device.type == "cpu" and self._compiled is None
 
-    def _update(self, pieces: list[_Piece], with_: tuple[float, ...], step: int, rounding: Rounding | None) -> None:
+    def _update(
+        self, pieces: list[_Piece], coefficients: tuple[float, ...], step: int, rounding: Rounding | None
+    ) -> None:
         """AdamW on one chunk: joined where it has several pieces, updated in place, laid back."""
         joined = {name: _join([piece.tensors[name] for piece in pieces]) for name in pieces[0].tensors}
         first, second, index = self._key(pieces, step)
         update = update_
         if self._compiled is not None:  # a number would be compiled in, and each step would compile anew
             update, device = self._compiled, joined["weights"].device
-            with_ = torch.tensor(with_, device=device).unbind()
+            coefficients = torch.tensor(coefficients, device=device).unbind()
             first, second = (torch.as_tensor(half, dtype=torch.int32, device=device) for half in (first, second))
         try:
             update(
                 joined["weights"], joined.get(_REST.get(rounding)), joined["gradient"],
-                joined["exp_avg"], joined["exp_avg_sq"], with_, first, second, index, rounding,
+                joined["exp_avg"], joined["exp_avg_sq"], coefficients, first, second, index, rounding,
             )
         except torch._dynamo.exc.TorchDynamoException as error:
             first_line = str(error).strip().partition("\n")[0][:200]

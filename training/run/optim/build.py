@@ -22,7 +22,7 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """AdamW; for bfloat16 parameters the one that equals it in float32."""
     groups = decay_groups(parameters, options.weight_decay, everything=options.decay_all)
-    if all(parameter.dtype == torch.float32 for parameter in parameters.values()):
+    if all(parameter.dtype in (torch.float32, torch.float64) for parameter in parameters.values()):
         return torch.optim.AdamW(groups, betas=options.betas, eps=options.eps, fused=True)  # one kernel instead of ten
     names = {parameter: name for name, parameter in parameters.items()}
     return BF16AdamW(
@@ -39,4 +39,4 @@ def begin_from(optimizer: torch.optim.Optimizer, exact: dict[nn.Parameter, Tenso
 
 def exact_weights(optimizer: torch.optim.Optimizer) -> Callable[[nn.Parameter], Tensor]:
     """parameter -> the float32 weight that the optimizer has, which a bfloat16 parameter holds rounded."""
-    return optimizer.exact if isinstance(optimizer, BF16AdamW) else lambda parameter: parameter.detach().float()
+    return optimizer.exact if isinstance(optimizer, BF16AdamW) else lambda parameter: parameter.detach()

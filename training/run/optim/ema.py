@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from ...objectives.trainables import fill, trainables
+from ...objectives.trainables import trainables
 
 
 def ema_decay(updates: int, decay: float) -> float:
@@ -17,19 +17,18 @@ def ema_decay(updates: int, decay: float) -> float:
 
 
 class EMA:
-    """A copy of a network whose trained parameters, in float32, follow the original's; `net` is ready to be called.
+    """The averages of a network's trained parameters, by name: tensors in float32 at least, that follow them.
 
-    What is frozen is not copied: it never moves, so both networks have the same tensors.
+    What is frozen has none: it never moves.
     """
 
     def __init__(self, net: nn.Module, decay: float):
         self.decay = decay
-        shared = {id(parameter): parameter for parameter in net.parameters() if not parameter.requires_grad}
-        self.net = copy.deepcopy(net, shared).eval()
-        self._live, self._averaged = list(trainables(net).values()), trainables(self.net)
-        for parameter in self._averaged.values():
-            parameter.data = parameter.data.float()
-        self.net.requires_grad_(False)
+        self._live = trainables(net)
+        self._averages = {
+            name: live.detach().to(torch.promote_types(live.dtype, torch.float32), copy=True)
+            for name, live in self._live.items()
+        }
 
     @torch.no_grad()
     def update(self, updates: int, exact: Callable[[nn.Parameter], Tensor] | None = None) -> None:
@@ -38,17 +37,34 @@ class EMA:
         exact: the float32 weight of a parameter that is not float32 itself (build.py); None = what it holds.
         """
         d = ema_decay(updates, self.decay)
-        averaged = list(self._averaged.values())
-        if any(live.dtype != torch.float32 for live in self._live):
+        averages, lives = list(self._averages.values()), list(self._live.values())
+        if any(live.dtype != average.dtype for average, live in zip(averages, lives, strict=True)):
             # one by one: float32 copies of all weights at once would be the peak of a whole step
-            for average, live in zip(averaged, self._live, strict=True):
-                average.lerp_(exact(live) if exact else live.detach().float(), 1.0 - d)
+            for average, live in zip(averages, lives, strict=True):
+                average.lerp_(exact(live) if exact else live.detach().to(average.dtype), 1.0 - d)
         else:
-            torch._foreach_lerp_(averaged, [p.detach() for p in self._live], 1.0 - d)
+            torch._foreach_lerp_(averages, [live.detach() for live in lives], 1.0 - d)
+
+    @contextmanager
+    def swapped(self, net: nn.Module) -> Iterator[nn.Module]:
+        """Within the block `net`, which may be wrapped, has the averages in the place of its trained weights, and is in
+        evaluation mode. No tensor is copied; the weights are not to be changed meanwhile."""
+        parameters, training = trainables(net), net.training
+        weights = {name: parameter.data for name, parameter in parameters.items()}
+        try:
+            for name, parameter in parameters.items():
+                parameter.data = self._averages[name]
+            yield net.eval()
+        finally:
+            for name, parameter in parameters.items():
+                parameter.data = weights[name]
+            net.train(training)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The averages alone, by name."""
-        return dict(self._averaged)
+        """The averages by name; the tensors themselves."""
+        return dict(self._averages)
 
+    @torch.no_grad()
     def load_state_dict(self, weights: dict[str, Tensor]) -> None:
-        fill(self._averaged, weights)
+        for name, average in self._averages.items():
+            average.copy_(weights[name])

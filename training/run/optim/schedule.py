@@ -31,8 +31,9 @@ def warmup_schedule(step: int, warmup: int, horizon: int, kind: Kind = "cosine",
         return (step + 1) / (warmup + 1)
     if kind == "constant":
         return 1.0
-    x = (step - warmup) / max(horizon - warmup, 1)
-    falling = 0.5 * (1.0 + math.cos(math.pi * x)) if kind == "cosine" else 1.0 - x
+    after, length = step - warmup, max(horizon - warmup, 1)
+    # in this order, to the last bit the rate of runs that were begun before there was a floor
+    falling = 0.5 * (1.0 + math.cos(math.pi * after / length)) if kind == "cosine" else 1.0 - after / length
     return floor + (1.0 - floor) * falling
 
 

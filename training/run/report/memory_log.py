@@ -1,4 +1,4 @@
-"""Memory over the steps of a run, for its page: a file of its own, since the journal must not depend on the machine."""
+"""Memory and speed over the steps of a run: files of their own, since the journal must not depend on the machine."""
 
 from __future__ import annotations
 
@@ -13,15 +13,22 @@ __all__ = ["MemoryLog"]
 
 
 class MemoryLog:
-    """Appends what `measure` gives ({name: bytes}) to `<run>/memory.jsonl`, about `POINTS` times a run.
+    """Appends what `measure` gives ({name: number}) to `<run>/memory.jsonl`, about `POINTS` times a run.
 
     On resume the lines after the resumed step are dropped, as in the journal.
     """
 
     POINTS = 200
 
-    def __init__(self, folder: Path, resume_step: int, total: int, measure: Callable[[], dict[str, int]]):
-        self.path, self.measure = folder / "memory.jsonl", measure
+    def __init__(
+        self,
+        folder: Path,
+        resume_step: int,
+        total: int,
+        measure: Callable[[], dict[str, float]],
+        name: str = "memory.jsonl",
+    ):
+        self.path, self.measure = folder / name, measure
         self.every = max(1, total // self.POINTS)
         self.lines = [line for line in read(self.path) if line["step"] <= resume_step]
         write_whole(self.path, "".join(json.dumps(line) + "\n" for line in self.lines))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ...distributed.world import World
 from ...errors import TrainingFailed
 from .scaler_health import ScalerHealth
 
@@ -31,18 +32,28 @@ class StepHealth:
         optimizer: torch.optim.Optimizer,
         scaler: torch.amp.GradScaler,
         net: torch.nn.Module | None = None,
+        world: World | None = None,
     ):
         """net: whose weights are looked at after a loss that is not finite, frozen ones too; None = those trained."""
+        self.world = world or World()
         self.optimizer, self.scaler, self.net = optimizer, scaler, net
         self.scale = ScalerHealth(settings.skips, settings.scale_floor)
 
-    def take(
-        self, step: int, loss: float, norm: float, origin: Callable[[float], str], kept: Callable[[], str]
+    def update(
+        self,
+        step: int,
+        loss: float,
+        norm: float,
+        origin: Callable[[float], str],
+        kept: Callable[[], str],
+        bad_rank: int | None = None,
     ) -> bool:
         """The optimizer's step number `step` (from 1), after unscaling and clipping; False where it was skipped.
 
-        loss, norm: of this step. Asked only when the run ends: origin(loss scale), what went wrong first, or ""; kept,
-        which checkpoint is there. Raises TrainingFailed; the weights are then as they were before the step.
+        loss, norm: of this step, the same on all ranks. Asked only when the run ends, and then on all of them:
+        origin(loss scale), what went wrong first, or "", and kept, which checkpoint is there; what `bad_rank` (of one
+        process: None) says of the former is told by all of them, what the first says of the latter. Raises
+        TrainingFailed; the weights are then as they were before the step.
         """
         finite, scale = math.isfinite(loss) and math.isfinite(norm), self.scaler.get_scale()
         if finite:  # never left to the scaler: with its scale at 0 it lets NaN through
@@ -56,16 +67,25 @@ class StepHealth:
         if finite or (scaled and not complaint):
             return finite
         text = f"Step {step}: expected a finite loss and gradient, got loss {loss:g}, gradient norm {norm:g}"
+        if bad_rank is not None:
+            text += f", first on rank {bad_rank}"
         if complaint:
             text += f" ({complaint}; the last scales were {self.scale.tail()})"
-        first = self._ask(origin, scale)
+        first = self.world.tell(self._ask(origin, scale), bad_rank or 0)
         text += f". First not finite: {first}" if first else ""
-        raise TrainingFailed(f"{text}. The weights are as they were before; {kept()}.")
+        raise TrainingFailed(f"{text}. The weights are as they were before; {self.world.tell(kept())}.")
+
+    @staticmethod
+    def _ask(origin: Callable[[float], str], scale: float) -> str:
+        try:
+            return origin(scale)
+        except RuntimeError:  # out of memory, say: what is known already must still be told
+            return ""
 
     def _weights_are_finite(self) -> bool:
         trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         parameters = trained if self.net is None else self.net.parameters()
-        return all(bool(parameter.detach().isfinite().all()) for parameter in parameters)
+        return not self.world.any(not all(bool(parameter.detach().isfinite().all()) for parameter in parameters))
 
     def refuse_nothing(self, steps: int) -> None:
         """TrainingFailed at the end of a run of which every step was skipped: it would be called done."""
@@ -74,13 +94,6 @@ class StepHealth:
                 f"All {steps} steps were skipped, for none had a finite loss and gradient in float16 (the last loss "
                 f"scales were {self.scale.tail()}): nothing was learnt; train in bf16 or fp32."
             )
-
-    @staticmethod
-    def _ask(origin: Callable[[float], str], scale: float) -> str:
-        try:
-            return origin(scale)
-        except RuntimeError:  # out of memory, say: what is known already must still be told
-            return ""
 
     def journalled(self) -> dict[str, float]:
         """What the journal notes of a step beside its loss."""

@@ -18,32 +18,32 @@ from .private_copy import loaded_dtype
 if TYPE_CHECKING:
     from comfy.patcher_extension import PatcherInjection
 
-__all__ = ["FP32Softmax", "keep_in_float32", "without_foreign_weights"]
+__all__ = ["FP32Softmax", "keep_in_float32", "split_castable"]
 
 _REMOVE = "ref2v_remove_precision_hooks"  # on the model, not in a closure: clones of a patcher share the model
 
 
-def without_foreign_weights(
-    patcher: Any, found: Found, *, kept_copy: bool
+def split_castable(
+    patcher: Any, wanted: Found, *, weights_in_float32: bool
 ) -> tuple[dict[str, str], list[str]]:
-    """(the modules of `found` that a cast input makes compute in FP32, names of those that it does not); they are of
-    the diffusion model of `patcher`.
+    """(the modules `wanted` that a cast input makes compute in FP32, names of those that it does not); they are of the
+    diffusion model of `patcher`.
 
-    A layer that is not the host's own has its weights in the dtype that they are kept in, whatever comes in.
-    `kept_copy`: these modules' weights are kept in FP32.
+    A layer that is not the host's own has its weights in the dtype that they are stored in, whatever comes in.
+    `weights_in_float32`: the weights of all these modules are stored in FP32.
     """
     root = patcher.model.diffusion_model
-    kept, foreign = {}, []
-    for name, by in found.modules.items():
+    castable, foreign = {}, []
+    for name, by in wanted.modules.items():
         own = [layer for layer in root.get_submodule(name).modules() if not hasattr(layer, "comfy_cast_weights")]
         fixed = [
             loaded_dtype(layer, weight, patcher) for layer in own for weight, _ in layer.named_parameters(recurse=False)
         ]
-        if kept_copy or all(dtype == torch.float32 for dtype in fixed):
-            kept[name] = by
+        if weights_in_float32 or all(dtype == torch.float32 for dtype in fixed):
+            castable[name] = by
         else:
             foreign.append(name)
-    return kept, foreign
+    return castable, foreign
 
 
 def keep_in_float32(names: dict[str, str], compute: torch.dtype) -> PatcherInjection:

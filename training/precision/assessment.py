@@ -24,11 +24,12 @@ from .device import Support
 from .dtypes import DTYPES
 from .layer_kinds import ATTENTION, EMBEDDING, NORM
 from .measures import Errors, PictureError
-from .settle import DEFAULT
+from .resolve import DEFAULT
 
 __all__ = [
     "LATENT_LIMIT", "NOTICED", "NOT_VISIBLE", "RANGE_LIMIT", "ROUNDING_STEPS", "SEEN", "TEXT_LIMIT", "Choice",
-    "choose", "findings", "keeps", "loses_too_much", "say_picture", "say_tensor", "visible",
+    "choose", "describe_picture_error", "describe_tensor_error", "findings", "layers_to_keep", "loses_too_much",
+    "visibility",
 ]  # fmt: skip
 
 NOTICED, SEEN = 1.0, 2.0  # CIEDE2000: an experienced observer notices; everybody does
@@ -40,7 +41,7 @@ TEXT_LIMIT, LATENT_LIMIT = 0.01, 0.02  # relative error
 _KEPT_LAYERS = 16  # single layers in a plan
 
 
-def visible(error: PictureError) -> str:
+def visibility(error: PictureError) -> str:
     """Whether an eye sees it, as a clause."""
     if not error.finite:
         return "NaN or infinity: the picture would be black"
@@ -53,19 +54,19 @@ def visible(error: PictureError) -> str:
     return "visible by eye"
 
 
-def say_picture(what: str, error: PictureError) -> str:
+def describe_picture_error(what: str, error: PictureError) -> str:
     """One sentence about a picture against FP32; `what`: "bf16 decode"."""
     if not error.finite:
-        return f"{what}: {visible(error)}."
+        return f"{what}: {visibility(error)}."
     below = " (less than 8-bit rounding)" if error.psnr > EIGHT_BITS else ""
     grey = f", chroma {error.chroma:+.2f}" if abs(error.chroma) >= 0.05 else ""
     return (
         f"{what}: {error.psnr:.1f} dB against FP32{below}, SSIM {error.ssim:.5f}, CIEDE2000 mean {error.colour:.2f} "
-        f"and 99 % below {error.colour_99:.2f}{grey}, noise in fine detail {error.fine:+.0f} dB: {visible(error)}."
+        f"and 99 % below {error.colour_99:.2f}{grey}, noise in fine detail {error.fine:+.0f} dB: {visibility(error)}."
     )
 
 
-def say_tensor(what: str, errors: Errors, limit: float) -> str:
+def describe_tensor_error(what: str, errors: Errors, limit: float) -> str:
     """One sentence about a conditioning or a latent against FP32."""
     if errors.not_finite:
         return f"{what}: {errors.not_finite} values are NaN or infinite."
@@ -84,20 +85,20 @@ def loses_too_much(layer: Layer, dtype: str) -> bool:
 
 def findings(layer: Layer, names: tuple[str, ...]) -> list[str]:
     """What is wrong with a layer, each as a clause; empty where nothing is."""
-    found = []
+    clauses = []
     if layer.over:
-        found.append(f"{layer.over} of {layer.values} values overflow in fp16 (largest {layer.largest:.3g})")
+        clauses.append(f"{layer.over} of {layer.values} values overflow in fp16 (largest {layer.largest:.3g})")
     for name in names:
         errors = layer.own.get(name)
         if errors is not None and errors.not_finite:
-            found.append(f"{name}: NaN or infinity from finite input")
+            clauses.append(f"{name}: NaN or infinity from finite input")
         elif loses_too_much(layer, name):
-            found.append(f"{name}: loses {errors.relative:.1e} by itself, more than rounding explains")
+            clauses.append(f"{name}: loses {errors.relative:.1e} by itself, more than rounding explains")
         if layer.loses_eps(name):
-            found.append(f"{name}: loses its eps {layer.eps:g} (output {layer.quiet[name]:.0%} off where it counts)")
+            clauses.append(f"{name}: loses its eps {layer.eps:g} (output {layer.quiet[name]:.0%} off where it counts)")
         if name in layer.problems:
-            found.append(f"{name}: does not run alone ({layer.problems[name]})")
-    return found
+            clauses.append(f"{name}: does not run alone ({layer.problems[name]})")
+    return clauses
 
 
 @dataclass(frozen=True)
@@ -127,11 +128,13 @@ def choose(trials: dict[str, tuple[bool, str]], devices: dict[str, Support], lay
     return Choice("fp32", "; ".join(against)) if against else Choice(DEFAULT, "not measured")
 
 
-def keeps(layers: list[Layer], dtype: str) -> tuple[tuple[str, ...], list[str]]:
+def layers_to_keep(layers: list[Layer], dtype: str) -> tuple[tuple[str, ...], list[str]]:
     """(what of a model should stay in FP32 when the rest runs in `dtype`, the reasons): kinds, then layer names."""
     if dtype not in DTYPES or dtype == "fp32":
         return (), []
-    kinds, names, why = [], [], []
+    kinds: list[str] = []
+    names: list[str] = []
+    why: list[str] = []
     for layer in layers:
         bad = loses_too_much(layer, dtype) or layer.loses_eps(dtype) or layer.range_used(dtype) > RANGE_LIMIT
         if not bad:

@@ -11,13 +11,13 @@ from .device import Support, stores, support
 from .dtypes import DTYPES, dtype_name
 from .policy import Choice
 
-__all__ = ["AUTO", "DEFAULT", "settle", "settle_storage"]
+__all__ = ["AUTO", "DEFAULT", "resolve_compute", "resolve_storage"]
 
 DEFAULT, AUTO = "default", "auto"
 _LOG = logging.getLogger("ref2v")
 
 
-def settle(
+def resolve_compute(
     part: str, wanted: str, loaded: torch.dtype, device: torch.device, automatic: Callable[[], Choice]
 ) -> tuple[torch.dtype, str]:
     """The dtype in which `part` computes, and the line of a report that says so.
@@ -32,21 +32,21 @@ def settle(
         choice = automatic()
         return choice.dtype, f"{part}: {dtype_name(choice.dtype)} (auto: {choice.why})"
     dtype = DTYPES.get(wanted)
-    return _had(part, wanted, loaded, support(device, dtype) if dtype is not None else None)
+    return _if_possible(part, wanted, loaded, support(device, dtype) if dtype is not None else None)
 
 
-def settle_storage(part: str, wanted: str, loaded: torch.dtype, device: torch.device) -> tuple[torch.dtype, str]:
+def resolve_storage(part: str, wanted: str, loaded: torch.dtype, device: torch.device) -> tuple[torch.dtype, str]:
     """The same for the dtype in which the weights of `part` are kept: "default", or any key of `DTYPES`."""
     if wanted == DEFAULT:
         return loaded, f"{part}: {dtype_name(loaded)}, as loaded"
     dtype = DTYPES.get(wanted)
-    return _had(part, wanted, loaded, stores(device, dtype) if dtype is not None else None)
+    return _if_possible(part, wanted, loaded, stores(device, dtype) if dtype is not None else None)
 
 
-def _had(part: str, wanted: str, loaded: torch.dtype, found: Support | None) -> tuple[torch.dtype, str]:
-    """`wanted` where the machine has it, as `found` says, else `loaded`."""
-    if found is None or not found.runs:
-        why = found.why if found else f"this version of the pack does not know the dtype {wanted!r}"
+def _if_possible(part: str, wanted: str, loaded: torch.dtype, possible: Support | None) -> tuple[torch.dtype, str]:
+    """`wanted` where the machine has it, as `possible` says, else `loaded`."""
+    if possible is None or not possible.runs:
+        why = possible.why if possible else f"this version of the pack does not know the dtype {wanted!r}"
         _LOG.warning("%s: %s; it stays %s, as loaded.", part, why, dtype_name(loaded))
         return loaded, f"{part}: {dtype_name(loaded)}, as loaded, because {why}"
-    return DTYPES[wanted], f"{part}: {wanted}" + (f" (slow: {found.why})" if found.why else "")
+    return DTYPES[wanted], f"{part}: {wanted}" + (f" (slow: {possible.why})" if possible.why else "")
