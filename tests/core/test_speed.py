@@ -143,8 +143,8 @@ def test_a_machine_that_cannot_compile_is_told_so_before_anything_is_written(con
     assert "\n" not in str(caught.value) and not config.run.exists()
 
 
+@pytest.mark.full  # the compiler takes minutes
 def test_a_compiled_run_learns_what_a_plain_one_does_and_is_resumed(configure, watch, tmp_path):
-    """The real compiler: a minute."""
     settings = {"compile": True, "validation__pictures": 1, "epochs": 1}
     try:
         watch(stop_after=2).train(configure(**settings))

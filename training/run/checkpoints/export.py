@@ -34,9 +34,11 @@ def export_checkpoint(
     run's dataset is now, and the refiner that it went on from, if they were moved. BadInput where a checkpoint is
     missing or damaged, and where `out` is there already and `force` is not given.
     """
+    import torch
+
     from ...data.shards import RefinerDataset
-    from ...objectives.choose import choose_objective
-    from ..plan import make_plan
+    from ...objectives.base import Compute
+    from ...objectives.choose import choose_objective, plan_objective
 
     if out.suffix != ".safetensors":
         raise BadInput(f"--out: expected a file name that ends in .safetensors, got {out.name!r}.")
@@ -53,8 +55,8 @@ def export_checkpoint(
     data = RefinerDataset.open(place)
     if data.content_hash != data_hash:
         raise BadInput(f"--dataset: expected the dataset that this run was trained on, found another one at {place}.")
-    plan = make_plan(config.model_copy(update={"device": "cpu"}), data, 1)
-    objective = choose_objective(config, plan.objective, data, plan.compute)
+    compute = Compute(torch.device("cpu"), None, torch.float32)
+    objective = choose_objective(config, plan_objective(config, data, []), data, compute)
     objective.save(out, found.ema, steps=found.step)
     return [*said, f"Exported the averaged weights of step {found.step} to {out}."]
 
