@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=CALLED, description="The Ref2V training core, without ComfyUI.")
     commands = parser.add_subparsers(dest="command", required=True)
     for room in (run, memory):
-        room.declare(commands)
+        room.add_commands(commands)
     options = parser.parse_args(arguments)
     try:
         return options.execute(options)

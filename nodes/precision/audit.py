@@ -7,7 +7,7 @@ from typing import Any
 from ...training.precision.dtypes import AUDITED
 from ..host.api import io, loading, ui
 from ..host.schema import Node, declare, node_schema, seed_input
-from .plan_type import PrecisionPlanType
+from .plan import PrecisionPlanType
 
 __all__ = ["NODES"]
 

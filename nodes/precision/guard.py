@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...training.errors import BadInput
-from ..host.absent import absent
+from ..host.absent import absent_where_none
 from ..host.api import io, loading, ui
 from ..host.patching.guard import ON_NAN, STOP, Guard
 from ..host.schema import Node, declare, node_schema
@@ -63,14 +63,10 @@ class Ref2VGuardNaN(Node):
             raise BadInput("The NaN Guard has nothing to guard: connect a model, a clip or a vae.")
         guards = {"model": guard_model, "clip": guard_clip, "vae": guard_vae}
         guard = Guard(on_nan, cls.hidden.unique_id)
-        guarded = [
-            absent(f"The NaN Guard got no {name}, so it has none to give: connect one to its input {name}.")
-            if value is None
-            else guards[name](value, guard)
-            for name, value in given.items()
-        ]
-        names = ", ".join(name for name, value in given.items() if value is not None)
-        return io.NodeOutput(*guarded, ui=ui.PreviewText(f"Guarded: {names}. On NaN: {on_nan}.").as_dict())
+        guarded = {name: guards[name](value, guard) for name, value in given.items() if value is not None}
+        outputs = absent_where_none("NaN Guard", **{**dict.fromkeys(given), **guarded})
+        names = ", ".join(guarded)
+        return io.NodeOutput(*outputs, ui=ui.PreviewText(f"Guarded: {names}. On NaN: {on_nan}.").as_dict())
 
 
 NODES = [Ref2VGuardNaN]

@@ -6,13 +6,14 @@ from typing import Any
 
 from ...training.errors import BadInput
 from ...training.precision.presets import PRESETS, preset_plan
-from ..host.absent import absent
+from ..host.absent import absent_where_none
 from ..host.api import io, loading, ui
 from ..host.columns import keep_columns
 from ..host.schema import Node, declare, node_schema
-from .plan_type import PrecisionPlanType
 
-__all__ = ["NODES"]
+__all__ = ["NODES", "PrecisionPlanType"]
+
+PrecisionPlanType = io.Custom("REF2V_PRECISION_PLAN")  # what Precision Audit gives and Precision Plan takes
 
 
 class Ref2VApplyPrecisionPlan(Node):
@@ -74,12 +75,7 @@ class Ref2VApplyPrecisionPlan(Node):
         if plan is None:
             plan = preset_plan(preset, device_of(**given))
         planned = apply_plan(plan, **given)
-        outputs = [
-            absent(f"The Precision Plan got no {name}, so it has none to give: connect one to its input {name}.")
-            if value is None
-            else value
-            for name, value in (("model", planned.model), ("clip", planned.clip), ("vae", planned.vae))
-        ]
+        outputs = absent_where_none("Precision Plan", model=planned.model, clip=planned.clip, vae=planned.vae)
         table = keep_columns(planned.table)
         return io.NodeOutput(*outputs, table, ui=ui.PreviewText(table).as_dict())
 

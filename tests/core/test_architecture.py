@@ -135,3 +135,153 @@ def test_the_heavy_libraries_wait_until_they_are_needed():
     code += f"print(*[m for m in {HEAVY!r} if m in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == []
+
+
+# ------------------------------------------------------------------------------------ rooms in one order, no arrow back
+
+# Whoever stands later may import from whoever stands before, never the other way. jobs and video are to come.
+TRAINING = (
+    "errors", "storage", "config", "distributed", "data", "precision", "objectives", "run", "memory", "jobs", "video",
+    "__main__",
+)  # fmt: skip
+HOST_ROOMS = ("patching", "clip", "model", "vae", "dataset", "memory", "refiner", "precision")
+ROOM_ORDERS = {"training": TRAINING, "nodes/host": HOST_ROOMS}
+# Arrows that still go the wrong way, each with who takes it away
+STILL_WRONG = {("objectives", "run"): "an objective still reads Plan and MEASURES of the run"}
+
+
+def arrows(folder: str) -> dict[tuple[str, str], list[str]]:
+    """(from, to) -> the imports, for the entries of a folder that import each other."""
+    found: dict[tuple[str, str], list[str]] = {}
+    root, inside = ROOT / folder, folder.replace("/", ".") + "."
+    for path in files(folder):
+        source = path.relative_to(root).with_suffix("").parts[0]
+        for line, name in imports(path):
+            target = name.removeprefix(inside).partition(".")[0]
+            if name.startswith(inside) and target != source and (root / target).exists():
+                found.setdefault((source, target), []).append(shown(path, line, name))
+    return found
+
+
+@pytest.mark.parametrize("folder", list(ROOM_ORDERS))
+def test_rooms_stand_in_one_order_and_no_arrow_goes_back_up(folder):
+    order, root = ROOM_ORDERS[folder], ROOT / folder
+    packages = {path.parent.name for path in root.glob("*/__init__.py")}
+    assert packages <= set(order), f"give {packages - set(order)} a place in the order of {folder}"
+    # in nodes/host the modules beside the packages are what all of them share: they import no package
+    place = {name: order.index(name) if name in order else -1 for pair in arrows(folder) for name in pair}
+    wrong = {pair: where for pair, where in arrows(folder).items()
+             if place[pair[0]] <= place[pair[1]] and place[pair[1]] != -1}  # fmt: skip
+    assert wrong.keys() <= STILL_WRONG.keys(), wrong
+
+
+def test_the_top_of_training_has_at_most_twelve_entries():
+    entries = {path.name for path in (ROOT / "training").iterdir()} - {"__init__.py", "__pycache__"}
+    assert {Path(name).stem for name in entries} <= set(TRAINING) and len(TRAINING) <= 12, entries
+
+
+def module_of(name: str) -> str | None:
+    """The module that an imported name is, or is in: "training.data.index.Pair" -> "training.data.index"."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        path = ROOT.joinpath(*parts[:count])
+        if path.with_suffix(".py").is_file() or (path / "__init__.py").is_file():
+            return ".".join(parts[:count])
+    return None
+
+
+def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Those modules that can be reached from themselves, in groups."""
+    reached = {}
+    for start in graph:
+        seen, waiting = set(), list(graph[start])
+        while waiting:
+            if (module := waiting.pop()) not in seen:
+                seen.add(module)
+                waiting += graph.get(module, ())
+        reached[start] = seen
+    groups = {tuple(sorted(b for b in reached[a] if a in reached.get(b, ()))) for a in graph if a in reached[a]}
+    return sorted(map(list, groups))
+
+
+def test_the_checker_finds_a_circle_of_modules():
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
+    assert cycles({"a": {"b"}, "b": {"c"}}) == []
+
+
+# Circles that are still there
+STILL_CIRCULAR = [
+    ["training.config.identity", "training.config.train_config"],  # the former for types alone
+]
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Not even through functions or for types alone: a circle is two things that are one, or an arrow the wrong way."""
+    graph = {}
+    for path in [*files("training"), *files("nodes")]:
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        graph[module] = {module_of(name) for _, name in imports(path)} - {None, module}
+    circles = [circle for circle in cycles(graph) if circle not in STILL_CIRCULAR]
+    assert circles == []
+
+
+# ------------------------------------------------------------------------------------------------ names, and file sizes
+
+# Public names that stand in two modules: the same role for another object, with what that is
+SAME_ROLE = {
+    "Refiner": "a trained refiner at work: the core's, and the host's BaseModel",
+    "add_commands": "the command line of one room",
+    "compute_dtype": "what one object of the host computes in: a MODEL, a half of a VAE",
+    "empty_conditioning": "what stands in for text: of a dataset, of a MODEL",
+    "load_meta": "the metadata of one objective's files",
+    "make_plan": "all that is decided beforehand: of a run, of a build",
+    "save": "writes one kind of file: a refiner of one objective, a checkpoint",
+    "sigmas": "the sampling times of one objective's mathematics",
+    "state": "the noised latent of one objective's mathematics",
+}
+# Two things of one name that are not told apart yet
+STILL_TWICE = {"RefinerConfig", "check_size", "read"}
+
+
+def test_no_public_name_stands_for_two_things():
+    places: dict[str, set[str]] = {}
+    for path in [*files("training"), *files("nodes")]:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+                places.setdefault(node.name, set()).add(path.relative_to(ROOT).as_posix())
+    twice = {name: sorted(where) for name, where in places.items() if len(where) > 1}
+    assert twice.keys() <= SAME_ROLE.keys() | STILL_TWICE, twice
+
+
+# A name like these says nothing of what is inside, or says it in a riddle
+SAY_NOTHING = {"utils", "util", "helpers", "helper", "misc", "common", "manager", "stuff"}
+RIDDLES = {"carry", "take_off", "settle", "doors", "shell", "home", "sealed", "origin", "times", "numbers", "found",
+           "said", "taken", "kept"}  # fmt: skip
+STILL_RIDDLES: set[str] = set()
+
+
+def sources() -> list[Path]:
+    """Every .py and .js of the repository, less what is made by running it."""
+    made = {".dev", ".git", "demo_output", "node_modules", "__pycache__"}
+    found = [path for ending in ("py", "js") for path in ROOT.rglob(f"*.{ending}")]
+    return sorted(path for path in found if not made & set(path.relative_to(ROOT).parts))
+
+
+def test_no_module_has_a_name_that_says_nothing():
+    wrong = {path.relative_to(ROOT).as_posix() for path in sources() if path.stem in SAY_NOTHING | RIDDLES}
+    wrong |= {path.relative_to(ROOT).as_posix() for path in sources() if path.parent.name in SAY_NOTHING | RIDDLES}
+    assert wrong <= STILL_RIDDLES
+
+
+LONGEST = 350  # lines; a file that outgrows them holds two things
+STILL_LONG = {
+    "tests/core/data/test_shards.py", "tests/core/test_checkpoint.py", "tests/core/test_lora.py",
+    "tests/core/test_run.py", "tests/core/test_sdxl_refiner.py", "tests/host/dataset_in_host.py",
+}  # fmt: skip
+
+
+def test_no_file_holds_more_than_350_lines():
+    long = {path.relative_to(ROOT).as_posix(): count for path in sources()
+            if (count := len(path.read_bytes().splitlines())) > LONGEST}  # fmt: skip
+    assert long.keys() <= STILL_LONG, long

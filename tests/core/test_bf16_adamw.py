@@ -8,7 +8,7 @@ from training.errors import BadInput
 from training.run.checkpoints.checkpoint import optimizer_tensors, restore_optimizer
 from training.run.optim.bf16_adamw import BF16AdamW
 from training.run.optim.noise import Block
-from training.run.optim.rounding import join
+from training.run.optim.rounding import join_float32
 
 METHODS = ["stochastic", "kahan", "master"]
 MOMENTS = ["fp32", "bf16"]
@@ -44,7 +44,7 @@ def shrunk(make, steps, lr, weight_decay, count=1024, *, kept=False, **options):
     walk(optimizer, parameters, steps)
     end, state = parameters["w"].detach(), optimizer.state[parameters["w"]]
     if kept and "compensation" in state:
-        end = join(end, state["compensation"])
+        end = join_float32(end, state["compensation"])
     elif kept:
         end = state.get("master", end)
     return float(end.double().mean() / start.double().mean())

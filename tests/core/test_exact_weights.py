@@ -11,7 +11,7 @@ from training.config.train_config import TrainConfig
 from training.objectives.residual.file import load_refiner
 from training.run.checkpoints.checkpoint import list_steps, load_newest
 from training.run.optim.ema import EMA
-from training.run.optim.rounding import join
+from training.run.optim.rounding import join_float32
 from training.storage.checksums import seal
 
 BRIEF = {"validation__pictures": 0, "epochs": 1, "precision": "pure_bf16"}
@@ -25,7 +25,7 @@ def kept_by_the_optimizer(folder):
     for name, weight in found.weights.items():
         exact[name] = found.optimizer.get(f"{name}/master")
         if exact[name] is None:
-            exact[name] = join(weight, found.optimizer[f"{name}/compensation"])
+            exact[name] = join_float32(weight, found.optimizer[f"{name}/compensation"])
     return exact
 
 

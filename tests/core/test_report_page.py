@@ -12,7 +12,7 @@ from PIL import Image
 from training.errors import TrainingFailed
 from training.objectives.histograms import TimestepHistogram
 from training.objectives.residual import flow
-from training.run.report.charts import draw_times
+from training.run.report.charts import chart_times
 from training.run.report.journal import read as read_journal
 from training.run.report.labels import duration, measure_label, row_label
 from training.run.report.memory_log import MemoryLog
@@ -224,7 +224,7 @@ def test_timesteps_of_sdxls_refiner_are_drawn():
     times = TimestepHistogram(199)
     times.add(torch.arange(0, 200, 3))
     axes = Figure().add_subplot()
-    draw_times(axes, times.as_json())
+    chart_times(axes, times.as_json())
     assert sum(patch.get_height() for patch in axes.patches) == 67 and axes.get_xlabel() == "timestep"
 
 

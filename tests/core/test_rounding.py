@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from training.run.optim.noise import Block, bits_of, block_index, stream_key, wrapped
-from training.run.optim.rounding import join, round_stochastically, split
+from training.run.optim.rounding import join_float32, round_stochastically, split_float32
 
 
 def floats(*bits):
@@ -28,8 +28,8 @@ def test_every_nan_stays_nan_and_nothing_else_becomes_one(noise):
     x = torch.cat([edges_and_others(), floats(*NANS)])
     rounded = round_stochastically(x, torch.full(x.shape, noise, dtype=torch.int32))
     assert rounded.dtype == torch.bfloat16 and torch.equal(rounded.isnan(), x.isnan())
-    nearest, rest = split(x)
-    assert torch.equal(nearest.isnan(), x.isnan()) and torch.equal(join(nearest, rest).isnan(), x.isnan())
+    nearest, rest = split_float32(x)
+    assert torch.equal(nearest.isnan(), x.isnan()) and torch.equal(join_float32(nearest, rest).isnan(), x.isnan())
 
 
 def test_infinity_and_zero_keep_their_value_and_sign():
@@ -56,8 +56,8 @@ def test_what_is_a_bfloat16_already_never_moves():
 def test_split_loses_no_bit_and_its_weight_is_the_nearest():
     x = edges_and_others()
     x = x[~x.isnan()]
-    nearest, rest = split(x)
-    assert rest.dtype == torch.int16 and torch.equal(join(nearest, rest).view(torch.int32), x.view(torch.int32))
+    nearest, rest = split_float32(x)
+    assert rest.dtype == torch.int16 and torch.equal(join_float32(nearest, rest).view(torch.int32), x.view(torch.int32))
     ties = (x.view(torch.int32) & 0xFFFF) == 0x8000  # to the larger one, where torch takes the even one
     assert torch.equal(nearest[~ties], x[~ties].bfloat16())
 

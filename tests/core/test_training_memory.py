@@ -14,7 +14,7 @@ from training.memory.attention import BACKENDS, AttentionCall
 from training.memory.machine import Machine, overhead, planned_machine
 from training.memory.meter import StorageMeter
 from training.memory.models import PRESETS
-from training.memory.network_estimate import estimate_network, network_shape
+from training.memory.network_estimate import estimate_network, traced_network_shape
 from training.memory.optimizers import EMA, GRADIENTS, LAYOUTS, OPTIMIZERS, PARAMETERS, Sizes, in_layout
 from training.memory.phases import judge
 from training.memory.trace import WEIGHTS, Trace
@@ -143,7 +143,7 @@ def test_a_larger_picture_is_bounded_by_the_smaller_ones_trace(monkeypatch, back
 
 @pytest.mark.parametrize("name", ["SD1.5", "SDXL"])
 def test_the_networks_are_those_of_the_presets(name):
-    assert network_shape(NETWORKS[name]) == PRESETS[name]
+    assert traced_network_shape(NETWORKS[name]) == PRESETS[name]
 
 
 # ------------------------------------------------------------------------------------------------- what always holds

@@ -7,6 +7,7 @@ import gc
 import weakref
 from pathlib import Path
 
+import refiner_sampling_in_host
 from in_host import WORK, comfy, error, pack, refusal, sample, torch, write_results  # boots the host
 from refiner_probes import (
     LATENTS,
@@ -246,6 +247,5 @@ def check_files():
 
 
 if __name__ == "__main__":
-    write_results(
-        {name.removeprefix("check_"): run for name, run in list(globals().items()) if name.startswith("check_")}
-    )
+    checks = {**vars(refiner_sampling_in_host), **globals()}
+    write_results({name.removeprefix("check_"): run for name, run in checks.items() if name.startswith("check_")})

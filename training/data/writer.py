@@ -20,6 +20,7 @@ from .index import FORMAT, INDEX, TABLE, VERSION, check_latent, content_hash, in
 from .pairs import SPLITS, check_subsets
 from .statistics import PreviewFit, ResidualMeter
 from .tensor_files import DTYPES
+from .verified import remember_verified
 from .written import Shard, Written
 
 __all__ = ["SHARD_BYTES", "SHARD_ROWS", "DatasetWriter", "estimate_bytes"]
@@ -242,7 +243,11 @@ class DatasetWriter:
         self._index["content_hash"] = content_hash(self._index)
         self._stage.write(INDEX, index_text(self._index).encode())
         self._written.clear()
-        return self._stage.commit()
+        folder = self._stage.commit()
+        # Those of a killed build were hashed before the kill, and are not known to have come through it.
+        written = self._written.shards[self._written.resumed :]
+        remember_verified(folder, [(shard.name, shard.sha256) for shard in written])
+        return folder
 
     def _abandon(self, error: BaseException | None) -> None:
         if self._keep and not isinstance(error, BadInput) and self._written.shards:

@@ -51,6 +51,7 @@ class Written:
     recipe: str
     meters: tuple[ResidualMeter, PreviewFit | None]
     shards: list[Shard] = field(default_factory=list)
+    resumed: int = 0  # of the shards
     flushes: int = 0
     pairs: list[dict[str, Any]] = field(default_factory=list)
     captions: list[dict[str, Any]] = field(default_factory=list)
@@ -104,6 +105,7 @@ class Written:
                 if meter is not None:
                     meter.restore(numbers)
             self.flushes += 1
+        self.resumed = len(self.shards)
         self.on_disk = len(self.pairs), len(self.captions)
         files = {shard.name for shard in self.shards} | {f"{PROGRESS}{i:05d}" for i in range(self.flushes)}
         self.stage.remove_but(files)

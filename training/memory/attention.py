@@ -108,12 +108,12 @@ def _fallback(call: AttentionCall, backend: str) -> tuple[str, tuple[str, ...]]:
 
 
 _MOMENTS: dict[str, Callable[[AttentionCall], Iterator[Moment]]] = {
-    "basic": host_attention.basic,
-    "split": host_attention.split,
-    "sub-quadratic": host_attention.sub_quadratic,
-    "pytorch": kernel_attention.fused,
-    "pytorch math": kernel_attention.math_kernel,
-    "flash": kernel_attention.flash,
-    "xformers": kernel_attention.xformers,
-    "sage": kernel_attention.sage,
+    "basic": host_attention.basic_attention,
+    "split": host_attention.split_attention,
+    "sub-quadratic": host_attention.sub_quadratic_attention,
+    "pytorch": kernel_attention.fused_attention,
+    "pytorch math": kernel_attention.math_attention,
+    "flash": kernel_attention.flash_attention,
+    "xformers": kernel_attention.xformers_attention,
+    "sage": kernel_attention.sage_attention,
 }

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from .model_estimate import ModelEstimate
     from .training_estimate import TrainingEstimate
 
-__all__ = ["declare"]
+__all__ = ["add_commands"]
 
 
-def declare(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     """Add it to `commands`, which `argparse.ArgumentParser.add_subparsers` gave; `execute` of the parsed options runs
     it and returns the exit status.
     """

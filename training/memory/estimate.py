@@ -10,7 +10,7 @@ from functools import cached_property
 from ..errors import BadInput
 from .attention import BACKENDS, MEASURED, Peak, attention_peak
 from .machine import GIB, Machine
-from .models import LARGEST_SIDE, Latent, Layer, ModelShape
+from .models import LARGEST_SIDE, AttentionLayer, Latent, ModelShape
 
 __all__ = [
     "CUSTOM",
@@ -84,7 +84,7 @@ class AttentionEstimate:
         return self.latent.elements * DTYPES[self.dtype]
 
     @cached_property
-    def layers(self) -> list[Layer]:
+    def layers(self) -> list[AttentionLayer]:
         # Split and sub-quadratic cut by what is free while the network runs. The host offloads weights as it sees fit,
         # so the most that can be free is taken: less would mean smaller chunks, and less memory than we say.
         options = {"gpu": self.machine.gpu, "free": self.machine.believed, "half_math": self.half_math}
@@ -94,7 +94,7 @@ class AttentionEstimate:
         """One for each of `layers`."""
         return [attention_peak(layer.call, backend or self.backend) for layer in self.layers]
 
-    def peak_layer(self, backend: str | None = None) -> tuple[Layer, Peak]:
+    def peak_layer(self, backend: str | None = None) -> tuple[AttentionLayer, Peak]:
         """The layer that needs most, and what it needs. Layers run one after another, so this is attention's peak."""
         return max(zip(self.layers, self.peaks(backend), strict=True), key=lambda pair: pair[1].total)
 

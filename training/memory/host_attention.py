@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from .attention_call import AttentionCall, Moment
 
-__all__ = ["basic", "split", "split_steps", "sub_quadratic", "sub_quadratic_chunk"]
+__all__ = ["basic_attention", "split_attention", "split_steps", "sub_quadratic_attention", "sub_quadratic_chunk"]
 
 
 def _sorted_by_head(call: AttentionCall, always: bool) -> tuple[int, int]:
@@ -24,7 +24,7 @@ def _sorted_by_head(call: AttentionCall, always: bool) -> tuple[int, int]:
     return call.query + call.key, call.key
 
 
-def basic(call: AttentionCall) -> Iterator[Moment]:
+def basic_attention(call: AttentionCall) -> Iterator[Moment]:
     """attention_basic: comfy/ldm/modules/attention.py"""
     qk, v = _sorted_by_head(call, always=True)
     scores = call.scores(call.q_tokens, call.k_tokens, call.score_bytes)
@@ -46,7 +46,7 @@ def split_steps(call: AttentionCall) -> int:
     return steps
 
 
-def split(call: AttentionCall) -> Iterator[Moment]:
+def split_attention(call: AttentionCall) -> Iterator[Moment]:
     """attention_split: comfy/ldm/modules/attention.py"""
     qk, v = _sorted_by_head(call, always=True)
     steps, n = split_steps(call), call.q_tokens
@@ -73,7 +73,7 @@ def sub_quadratic_chunk(call: AttentionCall) -> tuple[int, bool]:
     return 512, math.isqrt(call.k_tokens) < call.k_tokens
 
 
-def sub_quadratic(call: AttentionCall) -> Iterator[Moment]:
+def sub_quadratic_attention(call: AttentionCall) -> Iterator[Moment]:
     """attention_sub_quad and comfy/ldm/modules/sub_quadratic_attention.py (arXiv:2112.05682)"""
     copies = sum(_sorted_by_head(call, always=False))
     chunk, by_key = sub_quadratic_chunk(call)

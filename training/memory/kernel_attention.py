@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from .attention_call import AttentionCall, Moment
 
-__all__ = ["flash", "fused", "math_kernel", "sage", "xformers"]
+__all__ = ["flash_attention", "fused_attention", "math_attention", "sage_attention", "xformers_attention"]
 
 
-def math_kernel(call: AttentionCall) -> Iterator[Moment]:
+def math_attention(call: AttentionCall) -> Iterator[Moment]:
     """_scaled_dot_product_attention_math: aten/src/ATen/native/transformers/attention.cpp
 
     Without `half_math` half precision is computed in FP32, and a half copy of the softmax is kept on top.
@@ -30,7 +30,7 @@ def math_kernel(call: AttentionCall) -> Iterator[Moment]:
     yield {"output": 2 * call.query}
 
 
-def fused(call: AttentionCall) -> Iterator[Moment]:
+def fused_attention(call: AttentionCall) -> Iterator[Moment]:
     """SDPA's flash and memory-efficient kernels: no scores at all, one FP32 row sum a query.
 
     On CUDA: heads padded to a multiple of 8 (pad_last_dim in attention.cpp); above 128 in half precision the
@@ -45,19 +45,19 @@ def fused(call: AttentionCall) -> Iterator[Moment]:
         yield {"output": 2 * call.query}
 
 
-def flash(call: AttentionCall) -> Iterator[Moment]:
+def flash_attention(call: AttentionCall) -> Iterator[Moment]:
     """flash_attn_func (flash-attn 2): csrc/flash_attn/flash_api.cpp"""
     row_sums = call.rows * call.q_tokens * 4
     yield {"copies": _padded(call, 8), "output": call.query, "workspace": row_sums + _split_keys(call)}
 
 
-def xformers(call: AttentionCall) -> Iterator[Moment]:
+def xformers_attention(call: AttentionCall) -> Iterator[Moment]:
     """memory_efficient_attention: its flash and cutlass operators; the cutlass one accumulates in FP32 above 128."""
     row_sums = call.rows * call.q_tokens * 4
     yield {"output": call.query, "workspace": row_sums + max(_accumulator(call), _split_keys(call))}
 
 
-def sage(call: AttentionCall) -> Iterator[Moment]:
+def sage_attention(call: AttentionCall) -> Iterator[Moment]:
     """sageattn: sageattention/core.py and quant.py, the largest of its variants.
 
     Heads padded to 64 or 128; q and k in INT8, k less its mean; v as FP16 and as FP8, keys padded to 128; scales and

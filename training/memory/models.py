@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ..errors import BadInput
 from .attention_call import AttentionCall
 
-__all__ = ["LARGEST_SIDE", "PRESETS", "Latent", "Layer", "Level", "ModelShape"]
+__all__ = ["LARGEST_SIDE", "PRESETS", "Latent", "AttentionLayer", "Level", "ModelShape"]
 
 LARGEST_SIDE = 2**17  # pixels; more is a slip of the keyboard, and its figures would say nothing
 
@@ -51,7 +51,7 @@ class Latent:
 
 
 @dataclass(frozen=True)
-class Layer:
+class AttentionLayer:
     """One kind of attention layer at one level, at one size. count: how many of them the network has."""
 
     level: Level
@@ -114,7 +114,7 @@ class ModelShape:
 
     def layers(
         self, latent: Latent, element_bytes: int, *, cfg: bool = True, text: int = 0, **more: object
-    ) -> Iterator[Layer]:
+    ) -> Iterator[AttentionLayer]:
         """Every kind of attention layer with its call. cfg: conditional and unconditional in one batch. text: tokens of
         the prompt, 0 for the usual number. more: fields of AttentionCall."""
         words, batch = text or self.text, latent.batch * (2 if cfg else 1)
@@ -128,7 +128,7 @@ class ModelShape:
                 if count:
                     shape = (batch, level.heads, queries, keys, level.head_dim, element_bytes)
                     options = {"upcast": level.upcast and element_bytes == 2, "split_heads": self.split_heads, **more}
-                    yield Layer(level, kind, count, AttentionCall(*shape, **options))
+                    yield AttentionLayer(level, kind, count, AttentionCall(*shape, **options))
 
 
 def _unet(*levels: tuple[int, int, int, int]) -> tuple[Level, ...]:

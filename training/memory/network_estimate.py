@@ -19,12 +19,12 @@ from .trace import ACTIVATIONS, WEIGHTS, AttentionStandIn, Trace, attention_call
 from .training_trace import NETWORKS, Network, TracedTraining
 from .weights import weight_rows
 
-__all__ = ["estimate_network", "network_shape"]
+__all__ = ["estimate_network", "traced_network_shape"]
 
 LATENTS = "latents and text"
 
 
-def network_shape(network: Network) -> ModelShape:
+def traced_network_shape(network: Network) -> ModelShape:
     """Where the UNet attends: as many blocks down as it has layers, one more up, and the middle at the last level."""
     shape, levels = network.shape, []
     last = len(shape.block_channels) - 1
@@ -59,7 +59,7 @@ def estimate_network(
         if given not in options:
             raise BadInput(f"{field}: expected one of {', '.join(options)}, got {given!r}.")
     network = NETWORKS[name]
-    shape = network_shape(network)
+    shape = traced_network_shape(network)
     latent = shape.latent(width, height, batch)
     traced = TracedTraining(network, DTYPES[dtype])
 

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 import torch
 
-__all__ = ["EMBEDDINGS", "IN_OUT", "KINDS", "LAST", "NORMS", "Found", "find_modules", "split_patterns"]
+__all__ = ["EMBEDDINGS", "IN_OUT", "KINDS", "LAST", "NORMS", "ModuleMatch", "find_modules", "split_patterns"]
 
 NORMS, EMBEDDINGS, IN_OUT = "norms", "embeddings", "in and out"
 KINDS = (NORMS, EMBEDDINGS, IN_OUT)
@@ -38,7 +38,7 @@ _NEVER_CALLED = ("ModuleList", "ModuleDict", "TimestepEmbedSequential")
 
 
 @dataclass(frozen=True)
-class Found:
+class ModuleMatch:
     """modules: name -> the kind or the pattern that it was found by; no one of them lies within another.
     missing: kinds and patterns that found none.
     """
@@ -47,7 +47,7 @@ class Found:
     missing: tuple[str, ...]
 
 
-def find_modules(root: torch.nn.Module, kinds: Iterable[str], patterns: Iterable[str] = ()) -> Found:
+def find_modules(root: torch.nn.Module, kinds: Iterable[str], patterns: Iterable[str] = ()) -> ModuleMatch:
     """Modules of `root` of these `KINDS`, or whose name fits one of `patterns` (as of shells, such as "*.attn2*")."""
     named = [(name, module) for name, module in root.named_modules() if name]
     modules: dict[str, str] = {}
@@ -58,7 +58,7 @@ def find_modules(root: torch.nn.Module, kinds: Iterable[str], patterns: Iterable
         if not hits:
             missing.append(by)
     outer = {name: by for name, by in modules.items() if not any(parent in modules for parent in _parents(name))}
-    return Found(outer, tuple(missing))
+    return ModuleMatch(outer, tuple(missing))
 
 
 def split_patterns(text: str) -> tuple[str, ...]:

@@ -9,19 +9,19 @@ import torch
 from .device import support
 from .dtypes import dtype_name
 
-__all__ = ["DIFFUSION_MODEL", "TEXT_ENCODER", "VAE_DECODER", "VAE_ENCODER", "Choice", "automatic"]
+__all__ = ["DIFFUSION_MODEL", "TEXT_ENCODER", "VAE_DECODER", "VAE_ENCODER", "AutomaticDtype", "automatic"]
 
 VAE_ENCODER, VAE_DECODER, TEXT_ENCODER = "VAE encoder", "VAE decoder", "text encoder"
 DIFFUSION_MODEL = "diffusion model"
 
 
 @dataclass(frozen=True)
-class Choice:
+class AutomaticDtype:
     dtype: torch.dtype
     why: str
 
 
-def automatic(kind: str, device: torch.device, allowed: tuple[torch.dtype, ...] = ()) -> Choice:
+def automatic(kind: str, device: torch.device, allowed: tuple[torch.dtype, ...] = ()) -> AutomaticDtype:
     """The dtype for a part of the kind `kind` on `device`; `allowed`: those that its model is known to work in.
 
     A VAE decoder is always FP32: it gives the picture itself, and in BF16 it adds noise of high frequency. A VAE
@@ -33,22 +33,22 @@ def automatic(kind: str, device: torch.device, allowed: tuple[torch.dtype, ...] 
     if kind == DIFFUSION_MODEL:
         return _half(device, allowed)
     if kind == TEXT_ENCODER:
-        return Choice(torch.float32, "a text encoder runs once, and its error would be in every step")
+        return AutomaticDtype(torch.float32, "a text encoder runs once, and its error would be in every step")
     if kind == VAE_DECODER:
-        return Choice(torch.float32, "a decoder gives the picture itself")
+        return AutomaticDtype(torch.float32, "a decoder gives the picture itself")
     if kind == VAE_ENCODER:
         if allowed and torch.bfloat16 not in allowed:
             names = ", ".join(dtype_name(dtype) for dtype in allowed)
-            return Choice(torch.float32, f"this VAE is known to work in {names}, not in bf16")
+            return AutomaticDtype(torch.float32, f"this VAE is known to work in {names}, not in bf16")
         available = support(device, torch.bfloat16)
         if available.runs and available.native:
-            return Choice(torch.bfloat16, "an encoder keeps enough in bf16, and this device has it in hardware")
-        return Choice(torch.float32, available.why)
+            return AutomaticDtype(torch.bfloat16, "an encoder keeps enough in bf16, and this device has it in hardware")
+        return AutomaticDtype(torch.float32, available.why)
     kinds = (VAE_ENCODER, VAE_DECODER, TEXT_ENCODER, DIFFUSION_MODEL)
     raise ValueError(f"kind must be one of {', '.join(map(repr, kinds))}; got {kind!r}")
 
 
-def _half(device: torch.device, allowed: tuple[torch.dtype, ...]) -> Choice:
+def _half(device: torch.device, allowed: tuple[torch.dtype, ...]) -> AutomaticDtype:
     """BF16, FP16 or FP32 for a model that is known to work in `allowed` (none named: in all)."""
     reasons = []
     for dtype in (torch.bfloat16, torch.float16):
@@ -58,5 +58,5 @@ def _half(device: torch.device, allowed: tuple[torch.dtype, ...]) -> Choice:
         elif allowed and dtype not in allowed:
             reasons.append(f"this model is not known to work in {dtype_name(dtype)}")
         else:
-            return Choice(dtype, "; ".join([*reasons, f"this device has {dtype_name(dtype)} in hardware"]))
-    return Choice(torch.float32, "; ".join(reasons))
+            return AutomaticDtype(dtype, "; ".join([*reasons, f"this device has {dtype_name(dtype)} in hardware"]))
+    return AutomaticDtype(torch.float32, "; ".join(reasons))

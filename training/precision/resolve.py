@@ -9,7 +9,7 @@ import torch
 
 from .device import Support, stores, support
 from .dtypes import DTYPES, dtype_name
-from .policy import Choice
+from .policy import AutomaticDtype
 
 __all__ = ["AUTO", "DEFAULT", "resolve_compute", "resolve_storage"]
 
@@ -18,7 +18,7 @@ _LOG = logging.getLogger("ref2v")
 
 
 def resolve_compute(
-    part: str, wanted: str, loaded: torch.dtype, device: torch.device, automatic: Callable[[], Choice]
+    part: str, wanted: str, loaded: torch.dtype, device: torch.device, automatic: Callable[[], AutomaticDtype]
 ) -> tuple[torch.dtype, str]:
     """The dtype in which `part` computes, and the line of a report that says so.
 

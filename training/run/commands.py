@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from ..config.train_config import TrainConfig
 
-__all__ = ["declare"]
+__all__ = ["add_commands"]
 
 
-def declare(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     """Add both to `commands`, which `argparse.ArgumentParser.add_subparsers` gave; `execute` of the parsed options runs
     the one that was named and returns the exit status.
     """

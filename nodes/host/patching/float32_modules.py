@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ....training.precision.module_kinds import LAST, Found
+from ....training.precision.module_kinds import LAST, ModuleMatch
 from .private_copy import loaded_dtype
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _REMOVE = "ref2v_remove_precision_hooks"  # on the model, not in a closure: clon
 
 
 def split_castable(
-    patcher: Any, wanted: Found, *, weights_in_float32: bool
+    patcher: Any, wanted: ModuleMatch, *, weights_in_float32: bool
 ) -> tuple[dict[str, str], list[str]]:
     """(the modules `wanted` that a cast input makes compute in FP32, names of those that it does not); they are of the
     diffusion model of `patcher`.

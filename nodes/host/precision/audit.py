@@ -84,10 +84,10 @@ def audit_precision(
     seen_clip = audit_clip(clip, prompt, names, seed, step) if clip is not None else None
     seen_model = None
     if model is not None:
-        condition, said = _condition(model, clip, prompt, positive)
+        condition, note = _condition(model, clip, prompt, positive)
         latent, more = _latent(model, seen_vae, image)
         seen_model = audit_model(model, condition, latent, entries, names, seed, step)
-        seen_model.notes += [said, more]
+        seen_model.notes += [note, more]
     pictures = _pictures(seen_vae, seen_clip, seen_model)
     parts: list[AuditPart] = []
     for seen in (seen_vae, seen_clip, seen_model):
@@ -114,11 +114,11 @@ def _dtypes(wanted: str, device: torch.device) -> tuple[tuple[str, ...], list[st
         raise BadInput(f"dtypes must be one of {', '.join(AUDITED)}; got {wanted!r}.")
     names, notes = [], []
     for name in AUDITED[wanted]:
-        found = support(device, DTYPES[name])
-        if found.runs:
+        had = support(device, DTYPES[name])
+        if had.runs:
             names.append(name)
-        if found.why:
-            notes.append(f"{found.why}." if found.runs else f"{name} is left out: {found.why}.")
+        if had.why:
+            notes.append(f"{had.why}." if had.runs else f"{name} is left out: {had.why}.")
     if not names:
         raise BadInput(f"Nothing to compare FP32 with: {notes[0]}")
     return tuple(names), notes
@@ -143,8 +143,8 @@ def _latent(model: Any, seen: AuditedVAE | None, image: Tensor) -> tuple[Tensor,
             return seen.latent[:1], "The model denoises the latent of the picture."
     height, width = (max(side // _CELL, 8) for side in image.shape[1:3])
     shape = (1, latent_format.latent_channels, *(() if flat else (1,)), height, width)
-    said = f"The model denoises pure noise, {width} x {height} cells: no VAE that fits it is linked."
-    return torch.zeros(shape), said
+    note = f"The model denoises pure noise, {width} x {height} cells: no VAE that fits it is linked."
+    return torch.zeros(shape), note
 
 
 # -------------------------------------------------------------------------------------------------------- what came out

@@ -42,8 +42,6 @@ __all__ = [
 # method of a VAE's module -> the half that it runs; newer hosts have VAEs that do their own tiling
 _METHODS = {"encode": "encoder", "decode": "decoder", "encode_tiled": "encoder", "decode_tiled": "decoder"}
 _ABOUT_DTYPES = re.compile(r"dtype|scalar type|should be the same|BFloat16|Half")
-
-
 _MADE = MadeOnce()  # of each source, by the dtypes of its halves and those that its loader chose
 
 

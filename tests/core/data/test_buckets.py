@@ -1,13 +1,20 @@
 """Sizes to train at, and cutting pictures to them."""
 
 import math
+from collections import Counter
 
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from training.data.buckets import BUDGET_768P, BUDGET_1024P, assign_bucket, resize_and_crop
+from training.data.buckets import (
+    BUDGET_768P,
+    BUDGET_1024P,
+    assign_bucket,
+    assign_buckets,
+    resize_and_crop,
+)
 from training.errors import BadInput
 
 
@@ -86,3 +93,32 @@ def test_before_and_after_are_cut_at_the_same_place():
 def test_a_cut_of_the_same_size_is_the_picture_itself():
     picture = torch.rand(3, 64, 48)
     assert torch.equal(resize_and_crop(picture, (48, 64)), picture)
+
+
+# 30 pictures as a person cut them
+BY_HAND = [(700 + 37 * (i * 7 % 11), 600 + 29 * (i * 5 % 13)) for i in range(30)]
+
+
+@pytest.mark.parametrize("multiple", [8, 64])
+def test_pictures_cut_by_hand_share_a_few_sizes(multiple):
+    alone = {assign_bucket(*size, multiple=multiple) for size in BY_HAND}
+    shared = Counter(assign_buckets(BY_HAND, multiple=multiple))
+    assert len(alone) >= 16 and len(shared) <= 3 and min(shared.values()) >= 8
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.tuples(st.integers(64, 3000), st.integers(64, 3000)), min_size=1, max_size=40),
+    fewest=st.integers(1, 8),
+)
+def test_shared_sizes_keep_the_budget_and_the_multiple_and_never_scale_up(sizes, fewest):
+    for size, bucket in zip(sizes, assign_buckets(sizes, multiple=64, fewest=fewest), strict=True):
+        own = assign_bucket(*size, multiple=64)
+        assert bucket[0] % 64 == bucket[1] % 64 == 0 and bucket[0] * bucket[1] <= BUDGET_768P
+        assert bucket[0] <= size[0] and bucket[1] <= size[1]
+        assert bucket == own or bucket[0] * bucket[1] >= own[0] * own[1] / 2
+
+
+def test_sizes_that_enough_pictures_have_stay_and_a_panorama_stays_by_itself():
+    sizes = [(1024, 1024)] * 8 + [(1920, 1080)] * 9 + [(4000, 400)]
+    assert assign_buckets(sizes) == [assign_bucket(*size) for size in sizes]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...config.choices import Rounding
 from .noise import bits_of
-from .rounding import join, round_stochastically, split
+from .rounding import join_float32, round_stochastically, split_float32
 
 __all__ = ["adamw_", "step_coefficients", "update_"]
 
@@ -50,7 +50,7 @@ def update_(
     if rounding == "master":
         p = rest
     elif rounding == "kahan":
-        p = join(w, rest)
+        p = join_float32(w, rest)
     else:
         p = w.float()
     m32, v32 = m.float(), v.float()
@@ -65,7 +65,7 @@ def update_(
     if rounding == "stochastic":
         w.copy_(round_stochastically(p, bits_of(index, first, second)))
     elif rounding == "kahan":
-        nearest, dropped = split(p)
+        nearest, dropped = split_float32(p)
         w.copy_(nearest)
         rest.copy_(dropped)
     elif rounding == "master":

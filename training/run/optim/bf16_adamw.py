@@ -13,7 +13,7 @@ from ...config.choices import Moments, Rounding
 from ...errors import BadInput
 from .adamw import step_coefficients, update_
 from .noise import Block, block_index, stream_key, wrapped
-from .rounding import join, split
+from .rounding import join_float32, split_float32
 
 __all__ = ["BF16AdamW"]
 
@@ -121,7 +121,7 @@ class BF16AdamW(torch.optim.Optimizer):
             if self.rounding == "master":
                 state["master"].copy_(value)
                 continue
-            nearest, rest = split(value.float())
+            nearest, rest = split_float32(value.float())
             parameter.copy_(nearest)
             state["compensation"].copy_(rest)
 
@@ -132,7 +132,7 @@ class BF16AdamW(torch.optim.Optimizer):
         if "master" in state:
             return state["master"]
         if "compensation" in state:
-            return join(parameter.detach(), state["compensation"])
+            return join_float32(parameter.detach(), state["compensation"])
         return parameter.detach().float()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["join", "round_stochastically", "split"]
+__all__ = ["join_float32", "round_stochastically", "split_float32"]
 
 _UPPER = -0x10000  # 0xFFFF0000 as a signed number
 
@@ -23,7 +23,7 @@ def round_stochastically(x: Tensor, noise: Tensor) -> Tensor:
     return torch.where(x.isnan(), x, rounded).to(torch.bfloat16)
 
 
-def split(x: Tensor) -> tuple[Tensor, Tensor]:
+def split_float32(x: Tensor) -> tuple[Tensor, Tensor]:
     """float32 -> (its nearest bfloat16, the rest as int16 in units of the float32's last place). Nothing is lost."""
     bits = x.view(torch.int32)
     nearest = (bits + 0x8000).bitwise_and_(_UPPER)
@@ -32,6 +32,6 @@ def split(x: Tensor) -> tuple[Tensor, Tensor]:
     return nearest.view(torch.float32).to(torch.bfloat16), rest.to(torch.int16)
 
 
-def join(nearest: Tensor, rest: Tensor) -> Tensor:
-    """The inverse of `split`: the very float32."""
+def join_float32(nearest: Tensor, rest: Tensor) -> Tensor:
+    """The inverse of `split_float32`: the very float32."""
     return (nearest.float().view(torch.int32) + rest).view(torch.float32)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .journal import Journal
     from .memory_log import MemoryLog
 
-__all__ = ["RunCharts", "draw_times"]
+__all__ = ["RunCharts", "chart_times"]
 
 _FEW = 40  # points that are marked one by one
 
@@ -36,7 +36,7 @@ class RunCharts:
         scaled = bool(self.journal.series("loss_scale")[0])
         self._draw_loss(figure.add_subplot(grid[0, :2]))
         _draw_loss_per_sigma(figure.add_subplot(grid[0, 2]), measured)
-        draw_times(figure.add_subplot(grid[0, 3]), times)
+        chart_times(figure.add_subplot(grid[0, 3]), times)
         axes = figure.add_subplot(grid[1, 0])
         _line(axes, *self.journal.series("learning_rate"), "tab:green")
         axes.set(title="learning rate", ylim=(0, None))
@@ -126,7 +126,7 @@ def _draw_loss_per_sigma(axes: Axes, measured: Evaluation | None) -> None:
     _finish(axes, bool(losses), "measured when the run is done")
 
 
-def draw_times(axes: Axes, times: dict[str, Any]) -> None:
+def chart_times(axes: Axes, times: dict[str, Any]) -> None:
     """How many pairs were drawn at which times; times: TimesHistogram.as_json of the objective."""
     if timesteps := times.get("timesteps"):  # of SDXL's refiner: "0 to 9" -> pairs
         axes.bar(list(timesteps), list(timesteps.values()), color="tab:blue")
