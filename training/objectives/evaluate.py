@@ -190,17 +190,17 @@ def evaluate(
 
 
 def _measure(answer: Tensor, z: Tensor, b: Tensor, pixel: bool) -> dict[str, float]:
-    found = {
+    measures = {
         # 1 = no better than the base, 0 = the target
         "relative_residual": _rms(answer - z) / max(_rms(b - z), 1e-12),
         "spectrum": metrics.spectrum_distance(answer, z),
     }
     if pixel:
         picture, target = to_picture(answer, None), to_picture(z, None)
-        found["psnr"] = metrics.psnr(picture, target)
-        found["ssim"] = metrics.ssim(picture, target)
-        found["spectrum"] = metrics.spectrum_distance(picture, target)
-    return found
+        measures["psnr"] = metrics.psnr(picture, target)
+        measures["ssim"] = metrics.ssim(picture, target)
+        measures["spectrum"] = metrics.spectrum_distance(picture, target)
+    return measures
 
 
 def _rms(x: Tensor) -> float:

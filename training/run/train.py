@@ -14,7 +14,7 @@ from contextlib import closing
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..config.train_config import TrainConfig
 from ..data.batches import BatchSource
@@ -24,7 +24,7 @@ from ..distributed.world import World
 from ..objectives.base import Compute, Objective
 from ..objectives.choose import choose_objective
 from ..objectives.evaluate import FLOAT32
-from ..objectives.trainables import trainables
+from ..objectives.trainables import build_on, trainables
 from ..precision.scaling import needs_scaler
 from ..precision.speed import has_tf32
 from .cadence import CheckpointCadence
@@ -110,21 +110,21 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
 
     # ---- begun, or taken up from a checkpoint ------------------------------------------------------------------
     run, parameters = this_run(config, data.content_hash), train_step.parameters
-    found, sentences = checkpoints.take_up(folder.checkpoints, run, parameters, folder.earlier())
+    checkpoint, sentences = checkpoints.take_up(folder.checkpoints, run, parameters, folder.earlier())
     for sentence in sentences:
         observer.on_message(sentence)
-    if found:
-        state, resumed = restore(found, train_step, ema), found.state
+    if checkpoint:
+        state, resumed = restore(checkpoint, train_step, ema), checkpoint.state
         refuse_other_position(resumed, run, **_position(config, plan, state.step))
-        observer_notes = [average_sentence(state.average_of, config)]
+        notes = [average_sentence(state.average_of, config)]
     else:
-        state, resumed, observer_notes = State(), None, []
+        state, resumed, notes = State(), None, []
         begun = ema.state_dict()  # still the start itself, in float32
         begin_from(optimizer, {parameter: begun[name] for name, parameter in parameters.items()})
-    del found  # its tensors are as large as the network's own
+    del checkpoint  # its tensors are as large as the network's own
     validation = Validation(config, plan, data, objective, net, ema, exact, parameters)
-    observer_notes.append(validation.begun_with(state.measured_as))
-    for sentence in filter(None, observer_notes):
+    notes.append(validation.begun_with(state.measured_as))
+    for sentence in filter(None, notes):
         observer.on_message(sentence)
 
     # ---- loop --------------------------------------------------------------------------------------------------
@@ -211,11 +211,14 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
 def _build_network(objective: Objective, config: TrainConfig, compute: Compute) -> tuple[nn.Module, EMA]:
     """(the network in training, on its device and in its dtype; its average, in float32)."""
     with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to move
-        torch.default_generator.manual_seed(config.seed)  # torch.manual_seed would move those of the GPUs, too
-        net = objective.network()
-    nn.Module.to(net, compute.device).train()  # diffusers' own `to` warns of an empty list
+
+        def weights() -> dict[str, Tensor]:
+            torch.default_generator.manual_seed(config.seed)  # torch.manual_seed would move those of the GPUs, too
+            return objective.first_weights()
+
+        net = build_on(compute.device, objective.network, weights).train()
     ema = EMA(net, config.ema_decay)  # before the weights are rounded
-    nn.Module.to(net, compute.weights)
+    nn.Module.to(net, compute.weights)  # diffusers' own `to` warns of an empty list
     if config.channels_last:
         nn.Module.to(net, memory_format=torch.channels_last)
     if config.gradient_checkpointing:

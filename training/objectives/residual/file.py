@@ -136,8 +136,8 @@ def _open(path: Path) -> tuple[Any, RefinerMeta]:
     file = open_safetensors(path)
     meta = _parse_meta(path, file.metadata() or {})
     keys = [key for key in file.keys() if key.startswith(WEIGHTS)]  # noqa: SIM118 safe_open is no mapping
-    found = {key.removeprefix(WEIGHTS): tuple(file.get_slice(key).get_shape()) for key in keys}
-    complaint = what_does_not_fit(meta.unet, found)
+    shapes = {key.removeprefix(WEIGHTS): tuple(file.get_slice(key).get_shape()) for key in keys}
+    complaint = what_does_not_fit(meta.unet, shapes)
     if complaint:
         raise BadInput(f"{path.name}: {complaint}.")
     return file, meta

@@ -40,11 +40,17 @@ class ResidualFlow:
 
     def network(self) -> nn.Module:
         net = build_unet(self.plan.unet)
+        if self.plan.adapters:
+            add_adapters(net, self.plan.adapters)
+        return net
+
+    def first_weights(self) -> dict[str, Tensor]:
+        net = build_unet(self.plan.unet)
         if self.plan.start:
             self.plan.start.fill(net)
         if self.plan.adapters:
             add_adapters(net, self.plan.adapters)
-        return net
+        return net.state_dict()
 
     def histogram(self) -> TimesHistogram:
         return TimesHistogram(self.plan.grid)

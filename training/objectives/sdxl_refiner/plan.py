@@ -93,8 +93,8 @@ def _check_data(data: RefinerDataset) -> None:
             "Base from Model with SDXL or its refiner builds them."
         )
     if text is None or text["dim"] not in (CONTEXT, BOTH_ENCODERS) or text.get("pooled") != POOLED:
-        found = f"{text['dim']} and {text.get('pooled')}" if text else "no text"
+        got = f"{text['dim']} and {text.get('pooled')}" if text else "no text"
         raise BadInput(
             f"Dataset: objective sdxl_refiner expects captions of CLIP-G ({CONTEXT} wide, pooled {POOLED}) or of "
-            f"SDXL's two encoders ({BOTH_ENCODERS} wide), got {found}; build it with the CLIP of SDXL or its refiner."
+            f"SDXL's two encoders ({BOTH_ENCODERS} wide), got {got}; build it with the CLIP of SDXL or its refiner."
         )

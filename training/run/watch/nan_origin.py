@@ -134,13 +134,13 @@ def refuse_without_gradient(net: nn.Module, parameters: dict[str, nn.Parameter],
 def _replaced_attention(net: nn.Module) -> list[str]:
     """What is called for attention in the place of torch's and diffusers' own functions."""
     attention = torch.nn.functional.scaled_dot_product_attention
-    found = {} if attention is torch._C._nn.scaled_dot_product_attention else {_name_of(attention): None}
+    names = {} if attention is torch._C._nn.scaled_dot_product_attention else {_name_of(attention): None}
     for layer in net.modules():
         processor = getattr(layer, "processor", None)
         kind = processor if hasattr(processor, "__qualname__") else type(processor)
         if processor is not None and not str(kind.__module__).startswith("diffusers."):
-            found[_name_of(kind)] = None
-    return list(found)
+            names[_name_of(kind)] = None
+    return list(names)
 
 
 def _name_of(function: Any) -> str:
