@@ -87,7 +87,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
     if folder.is_finished():
         message = f"Run {folder.path.name!r} was finished before with this very configuration and data: reused."
         observer.on_message(message)
-        return RunResult("reused", folder.path, folder.refiner, reports.read(folder.report), message)
+        return RunResult("reused", folder.path, folder.refiner, reports.read_report(folder.report), message)
     (folder.path / PAGE).unlink(missing_ok=True)  # of an earlier start; this one draws its own
     for choice in plan.choices:
         observer.on_message(choice)
@@ -216,7 +216,7 @@ def _build_network(objective: Objective, config: TrainConfig, compute: Compute) 
             torch.default_generator.manual_seed(config.seed)  # torch.manual_seed would move those of the GPUs, too
             return objective.first_weights()
 
-        net = build_on(compute.device, objective.network, weights).train()
+        net: Any = build_on(compute.device, objective.network, weights).train()
     ema = EMA(net, config.ema_decay)  # before the weights are rounded
     nn.Module.to(net, compute.weights)  # diffusers' own `to` warns of an empty list
     if config.channels_last:

@@ -67,7 +67,8 @@ def choose_network(config: TrainConfig, data: RefinerDataset, choices: list[str]
             "sd_xl_refiner_1.0.safetensors, got none."
         )
     choices.append(f"starts from {start.name}" if start else "starts from random weights: refiner.start_from is none")
-    dim = data.context["dim"]
+    context: dict[str, Any] = data.context or {}  # check_data has refused what has no text
+    dim = context["dim"]
     taken = f"the last {CONTEXT} of {dim} columns, which are CLIP-G's" if dim > CONTEXT else f"CLIP-G, {dim} wide"
     choices.append(f"text: {taken}; every picture is told aesthetic score {config.sdxl_refiner.aesthetic_score:g}")
     return shape, size

@@ -18,8 +18,11 @@ __all__ = ["FirstBadGradient", "find_origin", "refuse_without_gradient"]
 class Found(Protocol):
     """What a look at the forward pass gives: the first layer at fault, or None (training/precision/guard.py)."""
 
-    found: Any
-    name: str
+    @property
+    def found(self) -> Any: ...
+
+    @property
+    def name(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,8 @@ class FirstBadGradient:
 
     def __init__(self, module: nn.Module):
         self.found: BadGradient | None = None
-        self._module, self._handles = module, []
+        self._module = module
+        self._handles: list[Any] = []
         self._last: tuple[str, Tensor] | None = None
 
     def __enter__(self) -> FirstBadGradient:
