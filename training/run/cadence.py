@@ -54,7 +54,7 @@ def validation_cadence(
         return ValidationCadence(0)
     epoch = max(1, round(micro_per_epoch / config.data.accumulation))
     asked = config.validation.every
-    if asked == "epoch":
+    if isinstance(asked, str):
         return ValidationCadence(epoch)
     if asked:
         return ValidationCadence(asked)
@@ -110,10 +110,11 @@ class CheckpointCadence:
         """cost: seconds that the last one took, 0 where there was none; writing: whether it is not done yet."""
         if now - self.last >= 60 * self.minutes:
             return True
-        if self.options.every == "epoch":
+        every = self.options.every
+        if isinstance(every, str):
             return epoch_ended
-        if self.options.every:
-            return step % self.options.every == 0
+        if every:
+            return step % every == 0
         return epoch_ended and not writing and now - self.last >= cost * (1 - SHARE) / SHARE
 
     def saved(self, now: float) -> None:

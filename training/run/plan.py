@@ -50,6 +50,8 @@ def make_plan(config: TrainConfig, data: RefinerDataset, micro_per_epoch: int) -
         precision, why = automatic_precision(device)
         config = config.model_copy(update={"precision": precision})
         choices.append(f"precision {precision}: {why}")
+    else:
+        precision = config.precision
     choices.append(_precision_sentence(config))
     autocast = AUTOCAST[config.precision]
     weights = torch.bfloat16 if config.precision == "pure_bf16" else torch.float32
@@ -96,7 +98,7 @@ def make_plan(config: TrainConfig, data: RefinerDataset, micro_per_epoch: int) -
         epochs=epochs,
         schedule=schedule,
         validation=validation,
-        precision=config.precision,
+        precision=precision,
         choices=choices,
     )
 

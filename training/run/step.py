@@ -76,7 +76,7 @@ class TrainStep:
         self.accumulation, self.clip_norm = accumulation, clip_norm
         self.share = local_share(accumulation, self.world)
         # the same weights; what is wrong with a step is looked for without the compiler, which hides the layers
-        self._network = torch.compile(net) if compiled else net
+        self._network: Any = torch.compile(net) if compiled else net
         self._counts_flops, self.tf32 = not compiled, tf32  # a compiled network's kernels cannot be counted
         self._looked_at = False  # whether each parameter has a gradient
         self.flops = 0.0  # of this rank in the last step; what is counted of the first micro-batch goes by latent cells
