@@ -308,14 +308,15 @@ def _lengths_before(options: OptimizerConfig, identity: dict[str, Any], before: 
     theirs = identity.get("optimizer")
     if not options.depends_on_length or options.extension == "refuse" or not isinstance(theirs, dict):
         return ()
-    theirs = theirs.get("extended_from") or ()
-    return tuple(theirs) if theirs and options.extension == "constant" else (*theirs, before)
+    lengths = theirs.get("extended_from") or ()
+    return tuple(lengths) if lengths and options.extension == "constant" else (*lengths, before)
 
 
 def _differ_in_length_alone(stored: dict[str, Any], new: dict[str, Any]) -> bool:
-    identity, data = stored.get("identity"), stored.get("data")
-    same = isinstance(identity, dict) and without_length(identity) == without_length(new["identity"])
-    return same and data == new["data"] and isinstance(identity.get("optimizer"), dict)
+    identity = stored.get("identity")
+    if not isinstance(identity, dict) or not isinstance(identity.get("optimizer"), dict):
+        return False
+    return without_length(identity) == without_length(new["identity"]) and stored.get("data") == new["data"]
 
 
 def _changes(stored: dict[str, Any], new: dict[str, Any]) -> list[str]:

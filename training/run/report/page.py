@@ -246,5 +246,5 @@ def _fonts() -> list[str]:
     return ["DejaVu Sans", *[name for name in _OTHER_SCRIPTS if name in there][:1]]
 
 
-def _count(number: int, word: str) -> str:
+def _count(number: float, word: str) -> str:
     return f"{number:,} {word}{'' if number == 1 else 's'}"
