@@ -15,6 +15,7 @@ from ..errors import BadInput
 from ..objectives.base import Objective
 from ..objectives.trainables import trainables
 from ..precision.guard import FirstBadLayer
+from .process_settings import tf32_allowed
 from .watch.health import StepHealth
 from .watch.nan_origin import find_origin, refuse_without_gradient
 from .watch.speed import count_flops
@@ -66,12 +67,17 @@ class TrainStep:
         clip_norm: float,
         histogram: Any = None,
         world: World | None = None,
+        compiled: bool = False,
+        tf32: bool = False,
     ):
         self.world = world or World()
         self.objective, self.net, self.parameters = objective, net, trainables(net)
         self.optimizer, self.scaler, self.health, self.histogram = optimizer, scaler, health, histogram
         self.accumulation, self.clip_norm = accumulation, clip_norm
         self.share = local_share(accumulation, self.world)
+        # the same weights; what is wrong with a step is looked for without the compiler, which hides the layers
+        self._network: Any = torch.compile(net) if compiled else net
+        self._counts_flops, self.tf32 = not compiled, tf32  # a compiled network's kernels cannot be counted
         self._looked_at = False  # whether each parameter has a gradient
         self.flops = 0.0  # of this rank in the last step; what is counted of the first micro-batch goes by latent cells
         self._flops_of_a_cell: float | None = None
@@ -123,8 +129,9 @@ class TrainStep:
         losses: list[Tensor] = []
         self.flops = 0.0
         try:
-            for _ in range(self.share):
-                losses.append(self._counted(next(batches)))
+            with tf32_allowed(self.tf32):
+                for _ in range(self.share):
+                    losses.append(self._counted(next(batches)))
             if not self._looked_at:
                 refuse_without_gradient(self.net, self.parameters, number)
                 self._looked_at = True
@@ -135,17 +142,21 @@ class TrainStep:
         return losses, None
 
     def _counted(self, batch: Batch) -> Tensor:
+        if not self._counts_flops:
+            return self._backward(self._network, batch, self.scaler.scale, self.histogram)
         cells = batch["z"].numel()
         if self._flops_of_a_cell is None:
-            loss, flops = count_flops(lambda: self._backward(batch, self.scaler.scale, self.histogram))
+            loss, flops = count_flops(lambda: self._backward(self._network, batch, self.scaler.scale, self.histogram))
             self._flops_of_a_cell = flops / cells
         else:
-            loss = self._backward(batch, self.scaler.scale, self.histogram)
+            loss = self._backward(self._network, batch, self.scaler.scale, self.histogram)
         self.flops += self._flops_of_a_cell * cells
         return loss
 
-    def _backward(self, batch: Batch, scale: Callable[[Tensor], Tensor], histogram: Any = None) -> Tensor:
-        weighted, loss = self.objective.loss(self.net, batch, histogram)
+    def _backward(
+        self, net: nn.Module, batch: Batch, scale: Callable[[Tensor], Tensor], histogram: Any = None
+    ) -> Tensor:
+        weighted, loss = self.objective.loss(net, batch, histogram)
         scale(weighted / self.accumulation).backward()
         return loss / self.accumulation
 
@@ -199,4 +210,4 @@ class TrainStep:
     def _replay(self, scale: float, batches: Generator[Batch, None, None]) -> None:
         with closing(batches):
             for _ in range(self.share):
-                self._backward(next(batches), lambda loss: loss * scale)
+                self._backward(self.net, next(batches), lambda loss: loss * scale)

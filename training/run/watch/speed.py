@@ -82,6 +82,9 @@ class Speed:
         return self._numbers(self.seconds / self.steps, self.waited / self.steps, self.flops / self.steps)
 
     def _numbers(self, seconds: float, waited: float, flops: float) -> dict[str, float]:
+        numbers = {"step_seconds": seconds, "data_seconds": waited}
+        if not flops:  # a compiled network's are not counted
+            return numbers
         per_second = flops / max(seconds, 1e-9)
-        numbers = {"step_seconds": seconds, "data_seconds": waited, "flops_per_second": per_second}
+        numbers["flops_per_second"] = per_second
         return numbers | ({"mfu": per_second / self.peak} if self.peak else {})
