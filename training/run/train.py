@@ -129,7 +129,8 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
     feed = BatchFeed(
         load_batches(source, state.step * micro + rank, config.data.workers, world.device, every=ranks)
     )
-    every = config.validation.every or max(1, round(plan.micro_per_epoch / micro))
+    every = config.validation.every if isinstance(config.validation.every, int) else 0
+    every = every or max(1, round(plan.micro_per_epoch / micro))  # each epoch
     watch, leak = LeakWatch(lambda: memory_of(world.device) if config.health.leak_watch else {}), None
     started = time.monotonic()
 
