@@ -74,11 +74,11 @@ class Fetched(TorchDispatchMode):
 def test_no_number_of_a_micro_batch_is_fetched_by_itself(stepping):
     step, feed = stepping(accumulation=3)
     step(1, feed, 1e-2)
-    step(2, feed, 1e-2)
+    batches = [next(feed) for _ in range(3)]
     with Fetched() as mode:
         float(torch.ones(()))
         assert mode.count == 1  # else this would see nothing
-        step(3, feed, 1e-2)
+        step(2, iter(batches), 1e-2)
     assert mode.count == 1
 
 
@@ -155,6 +155,8 @@ def test_an_optimizer_steps_over_an_empty_part_of_a_parameter(dtype):
     """A rank's part of a parameter that is split may hold nothing."""
     parts = {"empty": nn.Parameter(torch.zeros(0, 3, dtype=dtype)), "some": nn.Parameter(torch.ones(2, 3, dtype=dtype))}
     optimizer = build_optimizer(OptimizerConfig(learning_rate=0.5), parts, seed=0)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.5
     for part in parts.values():
         part.grad = torch.ones_like(part)
     nn.utils.clip_grad_norm_(parts.values(), 1.0)

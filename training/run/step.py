@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,12 @@ class TrainStep:
         clip_norm: float,
         histogram: Any = None,
         world: World | None = None,
+        compiled: nn.Module | None = None,
+        accumulating: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ):
+        """compiled: what is called in the place of `net`, over the same weights. accumulating: gives what forward and
+        backward passes are to run in."""
+        self.called, self.accumulating = net if compiled is None else compiled, accumulating
         self.world = world or World()
         self.objective, self.net, self.parameters = objective, net, trainables(net)
         self.optimizer, self.scaler, self.health, self.histogram = optimizer, scaler, health, histogram
@@ -124,7 +129,9 @@ class TrainStep:
         self.flops = 0.0
         try:
             for _ in range(self.share):
-                losses.append(self._counted(next(batches)))
+                batch = next(batches)
+                with self.accumulating():
+                    losses.append(self._counted(batch))
             if not self._looked_at:
                 refuse_without_gradient(self.net, self.parameters, number)
                 self._looked_at = True
@@ -135,17 +142,24 @@ class TrainStep:
         return losses, None
 
     def _counted(self, batch: Batch) -> Tensor:
+        def backward() -> Tensor:
+            return self._backward(self.called, batch, self.scaler.scale, self.histogram)
+
+        if self.called is not self.net:  # what is compiled cannot be counted without being taken apart
+            return backward()
         cells = batch["z"].numel()
         if self._flops_of_a_cell is None:
-            loss, flops = count_flops(lambda: self._backward(batch, self.scaler.scale, self.histogram))
+            loss, flops = count_flops(backward)
             self._flops_of_a_cell = flops / cells
         else:
-            loss = self._backward(batch, self.scaler.scale, self.histogram)
+            loss = backward()
         self.flops += self._flops_of_a_cell * cells
         return loss
 
-    def _backward(self, batch: Batch, scale: Callable[[Tensor], Tensor], histogram: Any = None) -> Tensor:
-        weighted, loss = self.objective.loss(self.net, batch, histogram)
+    def _backward(
+        self, net: nn.Module, batch: Batch, scale: Callable[[Tensor], Tensor], histogram: Any = None
+    ) -> Tensor:
+        weighted, loss = self.objective.loss(net, batch, histogram)
         scale(weighted / self.accumulation).backward()
         return loss / self.accumulation
 
@@ -199,4 +213,4 @@ class TrainStep:
     def _replay(self, scale: float, batches: Generator[Batch, None, None]) -> None:
         with closing(batches):
             for _ in range(self.share):
-                self._backward(next(batches), lambda loss: loss * scale)
+                self._backward(self.net, next(batches), lambda loss: loss * scale)
