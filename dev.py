@@ -69,7 +69,8 @@ def test(host: Path, full: bool, extra: list) -> int:
     bring_chromium()
     style = call([PYTHON, "-m", "ruff", "check", "--no-cache", "."])
     if not extra:
-        return run_suite(host, full) or style
+        types = call([PYTHON, "-m", "mypy"])
+        return run_suite(host, full) or types or style
     chosen = ["-m", ""] if full else []
     threads = os.environ.get("OMP_NUM_THREADS", "2")
     return call([BIN / "pytest", *chosen, *extra], REF2V_HOST=str(host), OMP_NUM_THREADS=threads) or style
@@ -90,7 +91,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("setup", help="only the set-up")
     commands.add_parser("demo", help="train a refiner on the host's template pictures and refine one with it")
-    tests = commands.add_parser("test", help="style check and all tests; after --, arguments for a pytest of your own")
+    tests = commands.add_parser("test", help="style, types and all tests; after --, arguments for a pytest of your own")
     tests.add_argument("--full", action="store_true", help="also the slow tests")
     person = commands.add_parser("host", help="ComfyUI with this pack, for the browser; after --, its own options")
     person.add_argument("--port", type=int, default=8188)

@@ -233,7 +233,7 @@ def _how_far(sizes: Sizes) -> list[str]:
     if sizes.side >= 512:
         return []
     return [
-        "How far this carries: the work of VAE and UNet grows about alike with the pictures' area, so the gain of "
+        "How far this holds: the work of VAE and UNet grows about alike with the pictures' area, so the gain of "
         "cached latents carries over to larger pictures. The text encoder's and AdamW's does not grow with it: at 768 "
         f"px they weigh {(768 / sizes.side) ** 2:.0f} times less against the rest than here.",
         "",

@@ -22,24 +22,25 @@ AT_A_TIME = 2
 
 
 def parts(full: bool) -> dict[str, list[str]]:
-    """{what is in it: pytest's arguments}: each test is in one part. The longest first, so that none is left over."""
+    """{what is in it: its command}: each test is in one part. The longest first, so that none is left over."""
     chosen = "" if full else "not full"
 
-    def that_are(marked: str) -> list[str]:
-        return ["-m", " and ".join(filter(None, (chosen, marked)))]
+    def pytest(marked: str, *arguments: str) -> list[str]:
+        # the script, not `python -m pytest`: that would put the root, with its `nodes`, at the front of sys.path
+        return [str(BIN / "pytest"), "-m", " and ".join(filter(None, (chosen, marked))), *arguments]
 
     files = sorted(path.name for path in (ROOT / "tests" / "host").glob("test_*.py"))
     first, second = ([f"tests/host/{name}" for name in files if (name < "test_n") == early] for early in (True, False))
     return {
-        "all but those on the host": [*that_are(""), "tests", "--ignore=tests/host"],
-        "on a booted host": [*that_are("server"), "tests/host"],
-        "on the host's modules, a to m": [*that_are("not server"), *first],
-        "on the host's modules, n to z": [*that_are("not server"), *second],
+        "tests without the host": pytest("", "tests", "--ignore=tests/host"),
+        "tests on a booted host": pytest("server", "tests/host"),
+        "tests on the host's modules, n to z": pytest("not server", *second),
+        "tests on the host's modules, a to m": pytest("not server", *first),
     }
 
 
-def run_parts(command: list, wanted: dict[str, list[str]], environment: dict[str, str]) -> int:
-    """Run `command` with the arguments of each part; the output of a part comes when it ends.
+def run_parts(wanted: dict[str, list[str]], environment: dict[str, str]) -> int:
+    """Run the command of each part; its output comes when it ends.
 
     Returns 0, or the code of the first part that did not end with it. After Ctrl-C no further part begins.
     """
@@ -50,12 +51,11 @@ def run_parts(command: list, wanted: dict[str, list[str]], environment: dict[str
             return 2
         began = time.monotonic()
         with tempfile.TemporaryFile() as output:
-            call = [str(word) for word in [*command, *wanted[name]]]
-            code = subprocess.run(call, cwd=ROOT, env=environment, stdout=output, stderr=output).returncode
+            code = subprocess.run(wanted[name], cwd=ROOT, env=environment, stdout=output, stderr=output).returncode
             output.seek(0)
             said = output.read().decode("utf-8", "replace")
         with printing:
-            print(f"\n===== tests {name}: {time.monotonic() - began:.0f} s, exit code {code}\n{said}", flush=True)
+            print(f"\n===== {name}: {time.monotonic() - began:.0f} s, exit code {code}\n{said}", flush=True)
         return code
 
     print(f"{len(wanted)} parts, {AT_A_TIME} at a time; each tells what it did when it ends.", flush=True)
@@ -72,5 +72,4 @@ def run_suite(host: Path, full: bool) -> int:
     environment = {**os.environ, "REF2V_HOST": str(host), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     if sys.stdout.isatty():
         environment["PY_COLORS"] = "1"
-    # The script, not `python -m pytest`: that would put the root, with its `nodes`, at the front of sys.path.
-    return run_parts([BIN / "pytest"], parts(full), environment)
+    return run_parts(parts(full), environment)

@@ -83,10 +83,10 @@ def test_every_test_is_in_one_part_of_the_suite(suite, full):
     others, server, *beside = suite.parts(full).values()
     assert [others[-2:], server[-1]] == [["tests", "--ignore=tests/host"], "tests/host"]
     files = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tests" / "host").glob("test_*.py"))
-    assert sorted(file for part in beside for file in part[2:]) == files and all(part[2:] for part in beside)
+    assert sorted(file for part in beside for file in part[3:]) == files and all(part[3:] for part in beside)
     marked = "" if full else "not full and "
-    assert [part[1] for part in (server, *beside)] == [f"{marked}server", f"{marked}not server", f"{marked}not server"]
-    assert others[:2] == ["-m", "" if full else "not full"]
+    assert [part[2] for part in (server, *beside)] == [f"{marked}server", f"{marked}not server", f"{marked}not server"]
+    assert others[1:3] == ["-m", "" if full else "not full"]
 
 
 @pytest.mark.parametrize(("ends", "code"), [((0, 0, 0), 0), ((0, 0, 3), 3), ((1, 0, 2), 1)])
@@ -100,8 +100,8 @@ def test_parts_run_two_at_a_time_and_any_can_fail(suite, capfd, tmp_path, ends, 
         "print('part', mine, 'is through')\n"
         "sys.exit(end)\n"
     )
-    wanted = {f"no. {k}": [str(k), str(end)] for k, end in enumerate(ends)}
-    assert suite.run_parts([sys.executable, "-c", child], wanted, dict(os.environ)) == code
+    wanted = {f"no. {k}": [sys.executable, "-c", child, str(k), str(end)] for k, end in enumerate(ends)}
+    assert suite.run_parts(wanted, dict(os.environ)) == code
     said = capfd.readouterr().out
     for k, end in enumerate(ends):
         assert f"exit code {end}\npart {k} is through\n" in said
@@ -112,8 +112,8 @@ def test_after_ctrl_c_no_further_part_begins(suite, tmp_path):
     child = f"import pathlib, sys, time; pathlib.Path({str(tmp_path)!r}, sys.argv[1]).touch(); time.sleep(60)"
     code = (
         f"import sys; sys.path.append({str(ROOT / 'dev')!r}); import suite\n"
-        f"parts = {{name: [name] for name in ('a', 'b', 'c')}}\n"
-        f"sys.exit(suite.run_parts([sys.executable, '-c', {child!r}], parts, {{}}))\n"
+        f"parts = {{name: [sys.executable, '-c', {child!r}, name] for name in ('a', 'b', 'c')}}\n"
+        "sys.exit(suite.run_parts(parts, {}))\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as process:
         while not all((tmp_path / name).exists() for name in ("a", "b")):

@@ -1,6 +1,7 @@
 """What READMEs, docs and comments name must be there."""
 
 import fnmatch
+import os
 import re
 import tokenize
 from pathlib import Path
@@ -47,10 +48,9 @@ NOT_PUBLISHED = {".git", ".dev", ".hypothesis", ".pytest_cache", ".ruff_cache", 
 def files() -> set[str]:
     """Every file of the repository, as paths from its root, and every folder."""
     found = set()
-    for path in ROOT.rglob("*"):
-        relative = path.relative_to(ROOT)
-        if not NOT_PUBLISHED & set(relative.parts):
-            found.add(relative.as_posix())
+    for folder, folders, names in os.walk(ROOT):
+        folders[:] = [name for name in folders if name not in NOT_PUBLISHED]  # .dev alone holds 100,000 files
+        found |= {(Path(folder) / name).relative_to(ROOT).as_posix() for name in [*folders, *names]}
     return found
 
 

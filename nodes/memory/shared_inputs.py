@@ -9,7 +9,6 @@ from ...training.memory.estimate import CUSTOM, SIZES
 from ...training.memory.models import LARGEST_SIDE
 from ..host.absent import absent
 from ..host.api import io, ui
-from ..host.columns import keep_columns
 from ..host.schema import Node, declare
 
 __all__ = [
@@ -131,7 +130,7 @@ def shown(node: type, estimate: Any, *numbers: int, chart: Any = None) -> io.Nod
     from ..host.memory.estimate import columns_image
 
     chart = columns_image(estimate) if chart is None else chart
-    report = keep_columns(estimate.report())
+    report = estimate.report()
     on_node = {**ui.PreviewImage(chart, cls=node).as_dict(), **ui.PreviewText(report).as_dict()}
     none = "There is no number to give here: nothing of the kind fits into the memory, or the model makes no clips."
     outputs = [number or absent(none) for number in numbers]

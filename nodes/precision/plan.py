@@ -8,7 +8,6 @@ from ...training.errors import BadInput
 from ...training.precision.presets import PRESETS, preset_plan
 from ..host.absent import absent_where_none
 from ..host.api import io, loading, ui
-from ..host.columns import keep_columns
 from ..host.schema import Node, declare, node_schema
 
 __all__ = ["NODES", "PrecisionPlanType"]
@@ -76,8 +75,7 @@ class Ref2VApplyPrecisionPlan(Node):
             plan = preset_plan(preset, device_of(**given))
         planned = apply_plan(plan, **given)
         outputs = absent_where_none("Precision Plan", model=planned.model, clip=planned.clip, vae=planned.vae)
-        table = keep_columns(planned.table)
-        return io.NodeOutput(*outputs, table, ui=ui.PreviewText(table).as_dict())
+        return io.NodeOutput(*outputs, planned.table, ui=ui.PreviewText(planned.table).as_dict())
 
 
 NODES = [Ref2VApplyPrecisionPlan]

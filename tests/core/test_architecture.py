@@ -146,8 +146,6 @@ TRAINING = (
 )  # fmt: skip
 HOST_ROOMS = ("patching", "clip", "model", "vae", "dataset", "memory", "refiner", "precision")
 ROOM_ORDERS = {"training": TRAINING, "nodes/host": HOST_ROOMS}
-# Arrows that still go the wrong way, each with who takes it away
-STILL_WRONG = {("objectives", "run"): "an objective still reads Plan and MEASURES of the run"}
 
 
 def arrows(folder: str) -> dict[tuple[str, str], list[str]]:
@@ -172,7 +170,7 @@ def test_rooms_stand_in_one_order_and_no_arrow_goes_back_up(folder):
     place = {name: order.index(name) if name in order else -1 for pair in arrows(folder) for name in pair}
     wrong = {pair: where for pair, where in arrows(folder).items()
              if place[pair[0]] <= place[pair[1]] and place[pair[1]] != -1}  # fmt: skip
-    assert wrong.keys() <= STILL_WRONG.keys(), wrong
+    assert wrong == {}
 
 
 def test_the_top_of_training_has_at_most_twelve_entries():
@@ -188,6 +186,22 @@ def module_of(name: str) -> str | None:
         if path.with_suffix(".py").is_file() or (path / "__init__.py").is_file():
             return ".".join(parts[:count])
     return None
+
+
+def package_of(module: str) -> str:
+    return module if (ROOT.joinpath(*module.split(".")) / "__init__.py").is_file() else module.rpartition(".")[0]
+
+
+def test_no_two_packages_import_each_other():
+    """Of those of which neither is inside the other: a package and its parts are one thing."""
+    arrows_between = set()
+    for path in [*files("training"), *files("nodes")]:
+        source = ".".join(path.relative_to(ROOT).parts[:-1])
+        for _, name in imports(path):
+            target = package_of(module_of(name) or source)
+            if not f"{target}.".startswith(f"{source}.") and not f"{source}.".startswith(f"{target}."):
+                arrows_between.add((source, target))
+    assert [pair for pair in sorted(arrows_between) if pair[::-1] in arrows_between] == []
 
 
 def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
@@ -240,8 +254,6 @@ SAME_ROLE = {
     "sigmas": "the sampling times of one objective's mathematics",
     "state": "the noised latent of one objective's mathematics",
 }
-# Two things of one name that are not told apart yet
-STILL_TWICE = {"RefinerConfig", "check_size", "read"}
 
 
 def test_no_public_name_stands_for_two_things():
@@ -251,14 +263,13 @@ def test_no_public_name_stands_for_two_things():
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
                 places.setdefault(node.name, set()).add(path.relative_to(ROOT).as_posix())
     twice = {name: sorted(where) for name, where in places.items() if len(where) > 1}
-    assert twice.keys() <= SAME_ROLE.keys() | STILL_TWICE, twice
+    assert twice.keys() == SAME_ROLE.keys(), twice
 
 
 # A name like these says nothing of what is inside, or says it in a riddle
 SAY_NOTHING = {"utils", "util", "helpers", "helper", "misc", "common", "manager", "stuff"}
 RIDDLES = {"carry", "take_off", "settle", "doors", "shell", "home", "sealed", "origin", "times", "numbers", "found",
            "said", "taken", "kept"}  # fmt: skip
-STILL_RIDDLES: set[str] = set()
 
 
 def sources() -> list[Path]:
@@ -271,7 +282,7 @@ def sources() -> list[Path]:
 def test_no_module_has_a_name_that_says_nothing():
     wrong = {path.relative_to(ROOT).as_posix() for path in sources() if path.stem in SAY_NOTHING | RIDDLES}
     wrong |= {path.relative_to(ROOT).as_posix() for path in sources() if path.parent.name in SAY_NOTHING | RIDDLES}
-    assert wrong <= STILL_RIDDLES
+    assert wrong == set()
 
 
 LONGEST = 350  # lines; a file that outgrows them holds two things

@@ -16,7 +16,7 @@ from training.errors import BadInput
 from training.objectives.plain_names import plain_names
 from training.run.checkpoints import checkpoint as checkpoints
 from training.run.checkpoints.checkpoint import Checkpoint
-from training.storage.checksums import seal
+from training.storage.checksums import write_checksums
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_the_seal_is_what_sha256sum_reads(folder):
 
 def reseal(path):
     (path / "SHA256SUMS").unlink(missing_ok=True)
-    seal(path)
+    write_checksums(path)
 
 
 @pytest.mark.parametrize("text", ["[]", "3", "{}", '{"files": {}}', "null"])

@@ -12,7 +12,7 @@ from training.objectives.residual.file import load_refiner
 from training.run.checkpoints.checkpoint import list_steps, load_newest
 from training.run.optim.ema import EMA
 from training.run.optim.rounding import join_float32
-from training.storage.checksums import seal
+from training.storage.checksums import write_checksums
 
 BRIEF = {"validation__pictures": 0, "epochs": 1, "precision": "pure_bf16"}
 SMALL_STEPS = {**BRIEF, "optimizer__learning_rate": 1e-6, "optimizer__warmup_steps": 0}
@@ -125,7 +125,7 @@ def test_a_run_begun_before_goes_on_with_its_average_of_rounded_weights(configur
     assert state.pop("average") == "exact weights"
     (path / "state.json").write_text(json.dumps(state))
     (path / "SHA256SUMS").unlink()
-    seal(path)
+    write_checksums(path)
     watcher = watch()
     trained, found = load_refiner(watcher.train(config).refiner)[0], load_newest(config.run / ".checkpoints")[0]
     assert all(torch.equal(trained[name], weight.float()) for name, weight in found.weights.items())

@@ -68,7 +68,10 @@ def adapted(start, config):
 
 
 class Spy:
-    """Keeps the network that a run trains, and what was in it before its first step."""
+    """Keeps the network that a run trains, and what was in it before its first step.
+
+    Adapters are put into two: the network itself, without memory yet, and the one that its first weights come from.
+    """
 
     def __init__(self, monkeypatch):
         self.net, self.before = None, {}
@@ -76,7 +79,8 @@ class Spy:
 
     def __call__(self, net, adapters):
         add_adapters(net, adapters)
-        self.net, self.before = net, {name: p.detach().clone() for name, p in net.named_parameters()}
+        self.net = self.net or net
+        self.before = {name: p.detach().clone() for name, p in net.named_parameters()}
 
 
 # -------------------------------------------------------------------------------------------------- what is trained

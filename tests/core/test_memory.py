@@ -68,7 +68,7 @@ def test_after_two_steps_every_trainable_has_moved_by_a_gradient_of_its_own(
 
     built, norms, build, take = [], {}, objective.build_unet, run.StepHealth.update
 
-    def keep(shape):
+    def keep(shape):  # asked twice: for the network, on the meta device, and for its weights
         net = build(shape)
         built.append((net, {name: p.detach().clone() for name, p in net.named_parameters()}))
         return net
@@ -87,7 +87,7 @@ def test_after_two_steps_every_trainable_has_moved_by_a_gradient_of_its_own(
         optimizer__learning_rate=1e-2, optimizer__warmup_steps=0, data__caption_dropout=0, validation__pictures=0,
     )
     assert watcher.train(config).status == "stopped" and watcher.steps == [1, 2]
-    net, start = built[0]
+    net, start = built[0][0], built[1][1]
     assert len(start) == len(norms) > 20
     # a constant added to all keys of an attention changes no softmax, so diffusers' keys have no bias: none is excused
     assert [name for name, norm in norms.items() if not norm > 0] == []

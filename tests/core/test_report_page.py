@@ -200,7 +200,7 @@ def test_the_memory_log_goes_on_where_the_run_does(tmp_path):
     log = MemoryLog(tmp_path, 0, 800, lambda: {"allocated": 7, "reserved": 9})
     for step in range(1, 13):
         log.look(step)
-    assert log.series() == {"allocated": ((4, 8, 12), (7, 7, 7)), "reserved": ((4, 8, 12), (9, 9, 9))}
+    assert log.series() == {"allocated": ([4, 8, 12], [7, 7, 7]), "reserved": ([4, 8, 12], [9, 9, 9])}
     again = MemoryLog(tmp_path, 8, 800, lambda: {"allocated": 5, "reserved": 6})
     again.look(12)
     lines = [json.loads(text) for text in (tmp_path / "memory.jsonl").read_text().splitlines()]

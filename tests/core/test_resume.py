@@ -15,7 +15,7 @@ from training.config.choices import Precision
 from training.errors import BadInput
 from training.run.checkpoints.checkpoint import load_newest
 from training.run.report.journal import read as read_journal
-from training.storage.checksums import seal
+from training.storage.checksums import write_checksums
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -152,7 +152,7 @@ def rewrite_state(folder, step, change):
     path = folder / ".checkpoints" / f"step-{step:08d}"
     (path / "state.json").write_text(json.dumps({**json.loads((path / "state.json").read_text()), **change}))
     (path / "SHA256SUMS").unlink()
-    seal(path)
+    write_checksums(path)
 
 
 def test_other_conditions_are_told_and_not_called_equal(configure, watch):

@@ -17,7 +17,7 @@ from training.config.train_config import TrainConfig
 from training.errors import BadInput
 from training.run.checkpoints.checkpoint import list_steps
 from training.run.plan import find_device
-from training.storage.checksums import seal
+from training.storage.checksums import write_checksums
 
 ROOT = Path(__file__).resolve().parents[2]
 BRIEF = {"validation__pictures": 0, "epochs": 1}
@@ -174,7 +174,7 @@ def other_rate(folder, factor):
     state["schedule"]["learning_rate"] *= factor
     (path / "state.json").write_text(json.dumps(state))
     (path / "SHA256SUMS").unlink()
-    seal(path)
+    write_checksums(path)
 
 
 def test_a_rate_that_differs_in_its_last_place_is_the_same_rate(configure, watch, whole_run):

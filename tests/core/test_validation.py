@@ -17,7 +17,7 @@ from training.objectives.residual.model import Refiner
 from training.objectives.residual.unet import build_unet
 from training.run.checkpoints.checkpoint import list_steps
 from training.run.report.journal import read as read_journal
-from training.storage.checksums import seal
+from training.storage.checksums import write_checksums
 
 LOW = ["bf16", "fp16", "pure_bf16"]
 
@@ -68,7 +68,7 @@ def test_a_run_begun_before_goes_on_measuring_as_it_began(configure, watch, tmp_
     assert state.pop("measures") == 2
     (path / "state.json").write_text(json.dumps(state))
     (path / "SHA256SUMS").unlink()
-    seal(path)
+    write_checksums(path)
     watcher = watch()
     result = watcher.train(configure(precision="bf16"))
     new = watch().train(configure(run=tmp_path / "new", precision="bf16"))

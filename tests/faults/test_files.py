@@ -12,9 +12,9 @@ from training.errors import BadInput
 from training.run.checkpoints import checkpoint as checkpoints
 from training.run.checkpoints.checkpoint import Checkpoint, load_newest
 from training.run.run_folder import RunFolder
-from training.storage.checksums import SEAL
+from training.storage.checksums import CHECKSUMS
 
-FILES = [*sorted(checkpoints.FILES), SEAL]
+FILES = [*sorted(checkpoints.FILES), CHECKSUMS]
 DAMAGES = ["cut", "flipped", "gone"]
 BRIEF = {"validation__pictures": 0}
 

@@ -84,7 +84,7 @@ def as_begun(config: TrainConfig, identity: Any) -> TrainConfig:
         optimizer["rounding"] = rounding if rounding in get_args(Rounding) else config.optimizer.chosen_rounding
     lengths, same_length = theirs.get("extended_from"), _length_of(identity) == _length_of_config(config)
     if _are_lengths(lengths) and same_length and not config.optimizer.extended_from:
-        optimizer["extended_from"] = tuple(lengths)
+        optimizer["extended_from"] = tuple(lengths or ())
         if config.optimizer.extension == "refuse" and theirs.get("extension") in get_args(Extension):
             optimizer["extension"] = theirs["extension"]
     if not optimizer:
@@ -121,7 +121,8 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> l
     """"field old -> new" for every leaf where two identities differ."""
     found = []
     for key in sorted(old.keys() | new.keys()):
-        absent = {} if isinstance(old.get(key, new.get(key)), dict) else None  # a section that one of them lacks
+        # a section that one of them lacks
+        absent: dict[str, Any] | None = {} if isinstance(old.get(key, new.get(key)), dict) else None
         a, b = old.get(key, absent), new.get(key, absent)
         if isinstance(a, dict) and isinstance(b, dict):
             found += differences(a, b, f"{prefix}{key}.")

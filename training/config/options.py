@@ -46,7 +46,7 @@ def default_of(name: str) -> Any:
     if name in _OFF:
         return _OFF[name]
     section, _, field = FIELDS[name].rpartition(".")
-    model = TrainConfig.model_fields[section].annotation if section else TrainConfig
+    model: Any = TrainConfig.model_fields[section].annotation if section else TrainConfig
     return model.model_fields[field].default
 
 

@@ -194,7 +194,7 @@ class ValidationConfig(Section):
     every: StepsOrEpoch = Field(
         0,
         description="steps between validations; 'epoch' = once an epoch; 0 = once an epoch, and no more than 5 % of "
-        "the run's work (training/run/cadence.py)",
+        "the run's work",
     )
     pictures: int = Field(4, ge=0, le=64, description="held-out pairs shown and measured in mid-training")
     crop: int | None = Field(128, ge=8, description="side of the measured centre crop in latent cells; none = whole")
@@ -206,7 +206,7 @@ class CheckpointConfig(Section):
     every: StepsOrEpoch = Field(
         0,
         description="steps between checkpoints; 'epoch' = at each epoch's end; 0 = at an epoch's end, or 30 minutes "
-        "after the last one, and no more than 5 % of the time (training/run/cadence.py)",
+        "after the last one, and no more than 5 % of the time",
     )
     minutes: float = Field(0.0, ge=0, le=10_000, description="also when so many have passed since the last; 0 = never")
 

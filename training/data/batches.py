@@ -117,7 +117,7 @@ class BatchSource(Dataset):
             self._item(i, corner, mirror, drop)
             for i, corner, mirror, drop in zip(members, corners, mirrored.tolist(), dropped.tolist(), strict=True)
         ]
-        batch = {name: torch.stack([item[name] for item in items]) for name in items[0]}
+        batch: dict[str, Any] = {name: torch.stack([item[name] for item in items]) for name in items[0]}
         height, width = (self.data.latent["downscale"] * side for side in batch["z"].shape[-2:])
         batch["time_ids"] = torch.tensor([[height, width, 0, 0, height, width]] * len(items), dtype=torch.float32)
         batch["index"] = index

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..storage.files import replace
+from ..storage.files import whole_file
 
 __all__ = ["LatentCache"]
 
@@ -67,19 +67,16 @@ class LatentCache:
         if self.failed:
             return
         path = self._path(pixels, of)
-        beside = path.with_name(f"{path.name}.{os.getpid()}.partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if shutil.disk_usage(path.parent).free < self.reserve + latent.nbytes:
                 self.failed = "the disk has no room beside the dataset"
                 return
-            save_file({"latent": latent.contiguous()}, beside, {_SUM: _digest(latent)})
-            replace(beside, path)
+            with whole_file(path, mark=f".{os.getpid()}", sync=False) as beside:
+                save_file({"latent": latent.contiguous()}, beside, {_SUM: _digest(latent)})
             self._counted.add(path)
         except (OSError, SafetensorError) as error:
             self.failed = str(error)
-            with contextlib.suppress(OSError):
-                beside.unlink(missing_ok=True)
 
     def trim(self) -> int:
         """Delete what was used longest ago until `most_bytes` at most are left; returns the bytes left."""
@@ -107,5 +104,5 @@ class LatentCache:
 def _digest(tensor: Tensor) -> str:
     """SHA-256 of a tensor's shape, dtype and bytes."""
     digest = hashlib.sha256(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
-    digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy())
+    digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy())  # type: ignore[arg-type]  # a buffer
     return digest.hexdigest()

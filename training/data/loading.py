@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import traceback
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ _PATIENCE = 5.0  # seconds that a process has to end by itself
 
 def batches(
     source: BatchSource, first: int, workers: int, device: torch.device, every: int = 1
-) -> Iterator[dict[str, Any]]:
+) -> Generator[dict[str, Any], None, None]:
     """Micro-batches from the absolute index `first` on, each or every so many, without end, on the device.
 
     Without loader processes a thread reads ahead; closing the iterator ends it, or them. What goes wrong with a batch
@@ -65,7 +65,7 @@ class _Recording:
         self.started: list[multiprocessing.process.BaseProcess] = []
 
     def Process(self, *args: Any, **settings: Any) -> multiprocessing.process.BaseProcess:  # noqa: N802 (its name)
-        process = super().Process(*args, **settings)
+        process = super().Process(*args, **settings)  # type: ignore[misc]  # of the context beside it
         self.started.append(process)
         return process
 

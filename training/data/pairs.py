@@ -110,8 +110,8 @@ class PairTable(Sequence[Pair]):
             list(dict.fromkeys(getattr(pair, name) for pair in pairs)) for name in ("shard", "caption", "subset")
         )
         subsets = ["", *(name for name in subsets if name)]
-        place = {"shard": shards, "caption": captions, "subset": subsets}
-        place = {name: {value: i for i, value in enumerate(values)} for name, values in place.items()}
+        columns = {"shard": shards, "caption": captions, "subset": subsets}
+        place = {name: {value: i for i, value in enumerate(values)} for name, values in columns.items()}
         numbers = {}
         for name, dtype in PAIR_NUMBERS.items():
             if name in place:
@@ -137,7 +137,7 @@ class PairTable(Sequence[Pair]):
         if isinstance(i, slice):
             return tuple(self[k] for k in range(*i.indices(len(self))))
         i = range(len(self))[i]  # negative ones, and an IndexError beyond the end
-        number = {name: int(column[i]) for name, column in self.numbers.items()}
+        number: dict[str, Any] = {name: int(column[i]) for name, column in self.numbers.items()}
         return Pair(
             shard=self.shards[number["shard"]],
             split=SPLITS[number["held_out"]],
@@ -145,7 +145,7 @@ class PairTable(Sequence[Pair]):
             caption=self.captions[number["caption"]],
             subset=self._subset_names[number["subset"]],
             masked=number["mask"] >= 0,
-            **{name: self.texts[name][i] for name in PAIR_TEXTS},
+            **{name: self.texts[name][i] for name in PAIR_TEXTS},  # type: ignore[arg-type]
             **{name: number[name] for name in ("row", "height", "width", "frames", "base_height", "base_width")},
         )
 
@@ -184,7 +184,7 @@ class PairTable(Sequence[Pair]):
     def _check(self) -> None:
         """ValueError where columns differ in length or a number leads nowhere."""
         pairs, captions = len(self), len(self.captions)
-        lengths = {len(column) for column in (*self.numbers.values(), *self.texts.values())}
+        lengths = {len(column) for column in self.numbers.values()} | {len(texts) for texts in self.texts.values()}
         if lengths != {pairs} or {len(column) for column in self.caption_numbers.values()} != {captions}:
             raise ValueError("its columns differ in length")
         limits = {

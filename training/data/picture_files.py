@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import unicodedata
+from functools import partial
 from pathlib import Path
 
 from ..errors import BadInput
@@ -57,7 +58,7 @@ class PictureFiles:
         for name in self.names:
             beside = captions.get(match_key(name))
             if beside:
-                self._captions[name] = min(beside, key=lambda caption, name=name: _caption_order(caption, name))
+                self._captions[name] = min(beside, key=partial(_caption_order, picture=name))
         used, keys = set(self._captions.values()), {match_key(name) for name in self.names}
         self.orphan_captions = []
         for key, beside in captions.items():

@@ -50,7 +50,7 @@ def read_picture(path: str | Path, name: str | None = None) -> Tensor:
         name: what the error sentences call the file; its own name by default.
 
     Raises:
-        BadInput: missing, empty, damaged, not a picture, or of a size that `check_size` refuses.
+        BadInput: missing, empty, damaged, not a picture, or of a size that `check_picture_size` refuses.
     """
     path = Path(path)
     name = name or path.name
@@ -60,7 +60,7 @@ def read_picture(path: str | Path, name: str | None = None) -> Tensor:
         raise BadInput(f"The picture {name} is empty (0 bytes).")
     try:
         with Image.open(path, formats=FORMATS) as image:
-            check_size(image.width, image.height, name)  # from the header, before anything is decoded
+            check_picture_size(image.width, image.height, name)  # from the header, before anything is decoded
             _load(image)
             return _to_rgb(_upright(image), name)
     except BadInput:
@@ -78,7 +78,7 @@ def read_picture(path: str | Path, name: str | None = None) -> Tensor:
         raise BadInput(f"The picture {name} is damaged or cannot be read: {error}.") from error
 
 
-def check_size(width: int, height: int, name: str) -> None:
+def check_picture_size(width: int, height: int, name: str) -> None:
     """Raise BadInput for a picture that cannot be trained on: a side below 16 pixels, more than 8192x8192 pixels in
     all, or longer than 8:1."""
     if min(width, height) < MIN_SIDE:
@@ -120,7 +120,7 @@ def _load(image: Image.Image) -> None:
 def _upright(image: Image.Image) -> Image.Image:
     """The picture as it was held when it was taken. Junk in its EXIF is no fault of the picture: it stays as it is."""
     try:
-        turn = _TURNS.get(image.getexif().get(_ORIENTATION))
+        turn = _TURNS.get(image.getexif().get(_ORIENTATION, 1))
     except Exception:  # parsers of metadata fail in as many ways as decoders
         return image
     return image if turn is None else image.transpose(turn)

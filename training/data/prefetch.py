@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from queue import Empty, Full, Queue
 from typing import TypeVar
 
@@ -13,16 +14,21 @@ T = TypeVar("T")
 _LOOK_EVERY = 0.1  # seconds between two looks at whether the reader has gone
 
 
+@dataclass
+class _Failed:
+    error: BaseException
+
+
 def prefetched(items: Iterable[T], ahead: int = 2) -> Iterator[T]:
     """The items in their order, up to `ahead` of them made beforehand in a thread.
 
     What `items` raises is raised here, in its turn. The thread ends with the iterator: at its end, when it is closed,
     and when nobody holds it any more.
     """
-    queue: Queue[tuple[T | None, BaseException | None] | None] = Queue(ahead)
+    queue: Queue[tuple[T] | _Failed | None] = Queue(ahead)
     gone = threading.Event()
 
-    def put(entry: tuple[T | None, BaseException | None] | None) -> bool:
+    def put(entry: tuple[T] | _Failed | None) -> bool:
         while not gone.is_set():
             try:
                 queue.put(entry, timeout=_LOOK_EVERY)
@@ -34,11 +40,11 @@ def prefetched(items: Iterable[T], ahead: int = 2) -> Iterator[T]:
     def fill() -> None:
         try:
             for item in items:
-                if not put((item, None)):
+                if not put((item,)):
                     return
             put(None)
         except BaseException as error:  # also what is no Exception: it belongs to the reader, not to this thread
-            put((None, error))
+            put(_Failed(error))
 
     thread = threading.Thread(target=fill, name="ref2v-prefetch", daemon=True)
     thread.start()
@@ -50,10 +56,9 @@ def prefetched(items: Iterable[T], ahead: int = 2) -> Iterator[T]:
                 continue
             if entry is None:
                 return
-            item, error = entry
-            if error is not None:
-                raise error
-            yield item
+            if isinstance(entry, _Failed):
+                raise entry.error
+            yield entry[0]
     finally:
         gone.set()
         thread.join()

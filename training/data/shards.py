@@ -42,6 +42,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -82,7 +83,7 @@ class RefinerDataset:
     @classmethod
     def open(cls, folder: str | os.PathLike, *, verify: bool = False) -> RefinerDataset:
         """Open a dataset; `verify` reads every shard through and compares its SHA-256. Raises BadInput."""
-        info, pairs = read_index(folder, verify=verify)
+        info, pairs = read_index(Path(folder), verify=verify)
         return cls(Path(folder), info, pairs)
 
     def verify(self, should_stop: Callable[[], bool] = lambda: False, *, full: bool = False) -> list[str]:
@@ -148,8 +149,9 @@ class RefinerDataset:
         self._files.close()
 
     def _text_shapes(self) -> dict[str, tuple[int, ...]]:
-        shapes = {"context": (self.context["tokens"], self.context["dim"])}
-        return shapes | ({"pooled": (self.context["pooled"],)} if self.context.get("pooled") else {})
+        context: dict[str, Any] = self.context or {}
+        shapes: dict[str, tuple[int, ...]] = {"context": (context["tokens"], context["dim"])}
+        return shapes | ({"pooled": (context["pooled"],)} if context.get("pooled") else {})
 
     def _text(self, caption: int) -> dict[str, Tensor]:
         number = {name: int(column[caption]) for name, column in self.pairs.caption_numbers.items()}

@@ -7,6 +7,7 @@ import math
 import os
 import threading
 from collections import OrderedDict
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,7 +31,7 @@ class TensorFiles:
         self._begin()
 
     def _begin(self) -> None:
-        self._open: OrderedDict[str, BinaryIO] = OrderedDict()
+        self._open: OrderedDict[str, FileIO] = OrderedDict()
         self._offsets: dict[str, dict[str, int]] = {}
         self._lock = threading.Lock()
         self._process = os.getpid()
@@ -92,7 +93,7 @@ class TensorFiles:
                     raise ValueError(f"it ends before byte {place + length}")
                 start += length
 
-    def _file(self, name: str) -> BinaryIO:
+    def _file(self, name: str) -> FileIO:
         if name not in self._open:
             if len(self._open) >= _MOST_OPEN:
                 self._open.popitem(last=False)[1].close()
@@ -110,7 +111,7 @@ class TensorFiles:
         self._begin()
 
 
-def offsets_of(file: BinaryIO) -> dict[str, int]:
+def offsets_of(file: BinaryIO | FileIO) -> dict[str, int]:
     """Where each tensor of a safetensors file begins, in bytes from the file's start. ValueError for another file."""
     length = int.from_bytes(file.read(8), "little")
     if length > _MOST_HEADER:

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import safetensors.numpy
 import safetensors.torch
@@ -111,7 +112,7 @@ class DatasetWriter:
         self._rows: dict[str, Tensor] = {}
         self._texts: dict[str, Tensor] = {}
         self._row = self._text_row = self._bytes = 0
-        empty_text = self._check_text(empty, "the empty caption") if empty else {}
+        empty_text = self._check_text({**empty}, "the empty caption") if empty else {}
         self._stage = StagedFolder(Path(folder), resume=resume is not None)
         try:
             self._written = Written(self._stage, hashlib.sha256(recipe.encode()).hexdigest(), self._meters)
@@ -304,13 +305,17 @@ class DatasetWriter:
         return mask
 
     def _check_text(self, text: dict[str, Tensor | None], source: str) -> dict[str, Tensor]:
-        shapes = {"context": (self._context["tokens"], self._context["dim"])}
-        if self._context.get("pooled"):
-            shapes["pooled"] = (self._context["pooled"],)
+        context: dict[str, Any] = self._context or {}
+        shapes: dict[str, tuple[int, ...]] = {"context": (context["tokens"], context["dim"])}
+        if context.get("pooled"):
+            shapes["pooled"] = (context["pooled"],)
+        checked = {}
         for name, shape in shapes.items():
-            if text.get(name) is None:
+            tensor = text.get(name)
+            if tensor is None:
                 raise BadInput(f"{source}: the dataset has text, so {name} {list(shape)} is needed.")
-        return {name: self._finite(text[name], shape, f"{source}: {name}") for name, shape in shapes.items()}
+            checked[name] = self._finite(tensor, shape, f"{source}: {name}")
+        return checked
 
     def _finite(self, tensor: Tensor, shape: tuple[int, ...], what: str) -> Tensor:
         """`tensor` as it is written, on the CPU; BadInput when its shape differs or it holds NaN or infinity."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 import io
 import json
@@ -32,7 +33,7 @@ class Shard:
     sha256: str
 
     @classmethod
-    def of(cls, name: str, data: bytes) -> Shard:
+    def of(cls, name: str, data: builtins.bytes) -> Shard:
         return cls(name, len(data), hashlib.sha256(data).hexdigest())
 
     def entry(self) -> dict[str, Any]:
@@ -83,7 +84,7 @@ class Written:
         for name, data in files.items():
             self.stage.write(name, data)
             self._place(name, data)
-        state = {
+        state: dict[str, Any] = {
             "recipe": self.recipe, "shards": [Shard.of(name, data).entry() for name, data in files.items()],
             "pairs": self.pairs[self.on_disk[0] :], "captions": self.captions[self.on_disk[1] :],
             "meters": [meter and meter.state() for meter in self.meters],

@@ -44,7 +44,7 @@ def _missing(package: str, by: str) -> str:
 
 
 def _reason(package: str, by: str, error: Exception) -> str:
-    chain = [error]  # diffusers and torch wrap what they meet
+    chain: list[BaseException] = [error]  # diffusers and torch wrap what they meet
     while (cause := chain[-1].__cause__) is not None:
         chain.append(cause)
     first = chain[-1]
@@ -52,10 +52,10 @@ def _reason(package: str, by: str, error: Exception) -> str:
         return _missing(package, by)
     culprit = _at_fault(chain) or package
     words = (str(first).splitlines() or [""])[0]
-    said = f"{type(first).__name__}: {words}"[:300].rstrip(".")
+    message = f"{type(first).__name__}: {words}"[:300].rstrip(".")
     way = "" if culprit == package else f"which imports {culprit}, and "
     return (
-        f"{by} needs the package {package}, {way}{culprit} is broken or does not fit the installed torch ({said}): "
+        f"{by} needs the package {package}, {way}{culprit} is broken or does not fit the installed torch ({message}): "
         f"install {culprit} anew{'' if culprit == package else ', or remove it'}, {HOW}."
     )
 
@@ -69,7 +69,7 @@ def _at_fault(chain: list[BaseException]) -> str | None:
         return chain[-1].name.partition(".")[0]
     roots = [Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib")]
     standard = Path(sysconfig.get_path("stdlib")).resolve()
-    own, found = Path(__file__).resolve().parents[1], []
+    own, packages = Path(__file__).resolve().parents[1], []
     for frame in (frame for error in chain for frame, _ in traceback.walk_tb(error.__traceback__)):
         file, name = Path(frame.f_code.co_filename), frame.f_globals.get("__name__") or ""
         if not file.is_file():
@@ -77,6 +77,6 @@ def _at_fault(chain: list[BaseException]) -> str | None:
         inside = file.resolve().parents
         if own in inside or (standard in inside and not any(root in inside for root in roots)):
             continue
-        found.append(name.partition(".")[0])
-    others = [name for name in found if name and name not in _CARRIERS and name != "__main__"]
+        packages.append(name.partition(".")[0])
+    others = [name for name in packages if name and name not in _CARRIERS and name != "__main__"]
     return others[-1] if others else None

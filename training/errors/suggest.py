@@ -35,13 +35,13 @@ def complaint(error: ValidationError, model: type[BaseModel]) -> str:
 
 def _fields(model: type[BaseModel], prefix: str = "") -> list[str]:
     """Dotted names of all leaves."""
-    found = []
+    names = []
     for name, field in model.model_fields.items():
         kinds = get_args(field.annotation) or (field.annotation,)  # a section may be none
         classes = [kind for kind in kinds if isclass(kind) and not get_origin(kind)]  # dict[...] is one on Python 3.10
         sections = [kind for kind in classes if issubclass(kind, BaseModel)]
         if sections:
-            found += _fields(sections[0], f"{prefix}{name}.")
+            names += _fields(sections[0], f"{prefix}{name}.")
         else:
-            found.append(prefix + name)
-    return found
+            names.append(prefix + name)
+    return names

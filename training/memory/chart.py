@@ -23,14 +23,14 @@ def attention_chart(estimate: AttentionEstimate) -> Image:
     from PIL import Image
 
     figure = Figure(figsize=(12.8, 7.2), dpi=100, layout="constrained")
-    FigureCanvasAgg(figure)
+    canvas = FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     width, height = estimate.latent_pixels
-    said = estimate.verdict.split(" (")[0]
+    outcome = estimate.verdict.split(" (")[0]
     figure.suptitle(
         f"{estimate.shape.name}, {width} x {height}, batch {estimate.batch}"
         + (f", {estimate.frames} frames" if estimate.frames > 1 else "")
-        + f", {estimate.dtype}{', CFG' if estimate.cfg else ''}, {estimate.backend}: {said}",
+        + f", {estimate.dtype}{', CFG' if estimate.cfg else ''}, {estimate.backend}: {outcome}",
         fontsize=14,
     )
     peaks = [estimate.peak_layer(backend)[1] for backend in BACKENDS]
@@ -48,7 +48,6 @@ def attention_chart(estimate: AttentionEstimate) -> Image:
     counts = [f"{layer.name}\n{layer.call.q_tokens} queries, {layer.count} layers" for layer in estimate.layers]
     _bars(right, counts, estimate.peaks())
     right.set_title(f"Each layer on {estimate.backend}")
-    canvas = figure.canvas
     canvas.draw()
     shape = canvas.get_width_height()
     return Image.frombytes("RGBA", shape, bytes(canvas.buffer_rgba())).convert("RGB")
@@ -69,7 +68,7 @@ def columns_chart(title: str, columns: dict[str, dict[str, int]], free: int) -> 
     from PIL import Image
 
     figure = Figure(figsize=(12.8, 7.2), dpi=100, layout="constrained")
-    FigureCanvasAgg(figure)
+    canvas = FigureCanvasAgg(figure)
     axes = figure.subplots()
     figure.suptitle(title, fontsize=14)
     totals = [sum(terms.values()) for terms in columns.values()]
@@ -92,7 +91,6 @@ def columns_chart(title: str, columns: dict[str, dict[str, int]], free: int) -> 
     axes.tick_params(axis="y", labelsize=12)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=5, frameon=False)
-    canvas = figure.canvas
     canvas.draw()
     return Image.frombytes("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba())).convert("RGB")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..errors import BadInput
+from ..errors.markdown import markdown_table
 from .attention import BACKENDS, MEASURED, Peak, attention_peak
 from .machine import GIB, Machine
 from .models import LARGEST_SIDE, AttentionLayer, Latent, ModelShape
@@ -161,7 +162,7 @@ class AttentionEstimate:
         return f"does not fit; {width}x{height} is the largest {like} that does ({why}{counted})"
 
     def report(self) -> str:
-        """The whole answer as a table in plain text."""
+        """The whole answer in Markdown."""
         latent, width, height = self.latent, *self.latent_pixels
         words = f"{self.shape.name}, {width}x{height}"
         if (width, height) != (self.width, self.height):
@@ -178,36 +179,39 @@ class AttentionEstimate:
             f"Latent: {latent.batch} x {sides}{latent.height} x {latent.width} = {self.latent_bytes:,} bytes.",
             f"Backend: {self.chosen}, {MEASURED[self.backend]}.",
             "",
-            f"{'attention layer':<18}{'layers':>7}{'queries':>9}{'keys':>9}{'heads':>9}{'one layer':>13}{'scores':>13}",
         ]
+        rows = []
         for each, its in zip(self.layers, self.peaks(), strict=True):
-            call, mark = each.call, "  <- peak" if each is layer else ""
+            call, mark = each.call, "peak" if each is layer else ""
             scores = call.scores(call.q_tokens, call.k_tokens, call.element_bytes)
             heads = f"{call.heads} x {call.head_dim}"
-            lines.append(
-                f"{each.name:<18}{each.count:>7}{call.q_tokens:>9}{call.k_tokens:>9}{heads:>9}{in_words(its.total):>13}"
-                f"{in_words(scores):>13}{mark}"
-            )
-        lines += ["", f"{'one layer on':<18}{''.join(f'{backend:>14}' for backend in BACKENDS)}"]
+            counts = [str(count) for count in (each.count, call.q_tokens, call.k_tokens)]
+            rows.append([each.name, *counts, heads, in_words(its.total), in_words(scores), mark])
+        head = ["attention layer", "layers", "queries", "keys", "heads", "one layer", "scores", ""]
+        lines += markdown_table(head, rows)
         columns = [self.peaks(backend) for backend in BACKENDS]
-        for each, row in zip(self.layers, zip(*columns, strict=True), strict=True):
-            lines.append(f"{each.name:<18}{''.join(f'{in_words(its.total):>14}' for its in row)}")
-        lines += ["", f"The peak layer on {peak.runs}, in bytes:"]
-        lines += [f"  {term:<12}{size:>20,}" for term, size in peak.terms.items()]
-        lines += [f"  {'total':<12}{peak.total:>20,}", "", f"{'backend':<16}{'peak':>12}"]
+        rows = [
+            [each.name, *(in_words(its.total) for its in row)]
+            for each, row in zip(self.layers, zip(*columns, strict=True), strict=True)
+        ]
+        lines += ["", *markdown_table(["one layer on", *BACKENDS], rows)]
+        rows = [[term, f"{size:,}"] for term, size in (*peak.terms.items(), ("total", peak.total))]
+        lines += ["", *markdown_table([f"the peak layer on {peak.runs}", "bytes"], rows), ""]
+        rows = []
         for backend in BACKENDS:
             other = self.peak_layer(backend)[1]
             remarks = [MEASURED[backend], *([f"runs {other.runs}"] if other.runs != backend else []), *other.notes]
             if refused := next((p.refused for p in self.peaks(backend) if p.refused), None):
                 remarks.append(refused)
-            mark = " <- chosen" if backend == self.backend else ""
-            lines.append(f"{backend:<16}{in_words(other.total):>12}{mark:<12}{'; '.join(remarks)}")
+            mark = "chosen" if backend == self.backend else ""
+            rows.append([backend, mark, "; ".join(remarks), in_words(other.total)])
         lines += [
+            *markdown_table(["backend", "", "remarks", "peak"], rows, left=3),
             "",
             "Not counted: activations outside attention (convolutions, feed-forward, skip connections), text encoder,",
             "VAE, attention masks, the allocator's rounding and the device's own context. Leave room for them.",
         ]
-        return "\n".join(line.rstrip() for line in lines)
+        return "\n".join(lines)
 
     @property
     def latent_pixels(self) -> tuple[int, int]:

@@ -108,7 +108,7 @@ def container(groups: Path = Path("/proc/self/cgroup"), tree: Path = Path("/sys/
         lines = groups.read_text().splitlines()
     except (OSError, UnicodeDecodeError):
         return None
-    found = []
+    limits = []
     for line in lines:
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers == "":
@@ -119,9 +119,9 @@ def container(groups: Path = Path("/proc/self/cgroup"), tree: Path = Path("/sys/
             continue
         inner = root / path.strip("/")
         while inner.is_relative_to(root):
-            found.append(_limits(inner, *names))
+            limits.append(_limits(inner, *names))
             inner = inner.parent
-    return min((each for each in found if each), key=lambda each: each.free, default=None)
+    return min((each for each in limits if each), key=lambda each: each.free, default=None)
 
 
 def _limits(group: Path, limit: str, used: str, idle: str) -> Container | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from ..errors.markdown import markdown_table
 from .attention import MEASURED
 from .estimate import in_words, last_that_fits
 from .machine import Machine, overhead
@@ -79,12 +80,12 @@ class ModelEstimate:
 
     @property
     def verdict(self) -> str:
-        found = self.judged(self.peak)
+        outcome = self.judged(self.peak)
         counted = f"{self.peak.name} is the peak: {in_words(self.total)} of {in_words(self.machine.free)} free"
-        if found.fits and found.short <= 0:
-            return f"fits with {in_words(-found.short)} to spare ({counted})"
-        if found.fits:
-            return f"fits if the host offloads {in_words(found.short)} of weights ({counted})"
+        if outcome.fits and outcome.short <= 0:
+            return f"fits with {in_words(-outcome.short)} to spare ({counted})"
+        if outcome.fits:
+            return f"fits if the host offloads {in_words(outcome.short)} of weights ({counted})"
         width, height = self.largest_size
         if not width:
             return f"does not fit, nor does any smaller size ({counted})"
@@ -139,10 +140,10 @@ class ModelEstimate:
         longer = max(1.0, asked.width / asked.height)
         most = self._largest(lambda n: self._resized(n * step), int(LARGEST_SIDE / longer) // cell // step)
         if self.fits and most * step <= asked.height:
-            found = asked
+            largest = asked
         else:
-            found = self._resized(most * step)
-        return (found.width * cell, found.height * cell) if found.height else (0, 0)
+            largest = self._resized(most * step)
+        return (largest.width * cell, largest.height * cell) if largest.height else (0, 0)
 
     @cached_property
     def largest_batch(self) -> int:
@@ -159,25 +160,28 @@ class ModelEstimate:
         asked = getattr(self.latent, field)
         if asked == 1 and not self.fits:
             return 0
-        found = self._largest(lambda n: replace(self.latent, **{field: n}), limit)
-        return max(found, asked) if self.fits else found
+        largest = self._largest(lambda n: replace(self.latent, **{field: n}), limit)
+        return max(largest, asked) if self.fits else largest
+
+    def _fits_grown_to(self, at: Callable[[int], Latent]) -> Callable[[int], bool]:
+        return lambda n: self._grown_fits(at(n))
 
     def _largest(self, at: Callable[[int], Latent], limit: int) -> int:
         """The largest n of 1..limit for which `at(n)` fits, 0: none. The same whatever size was asked about, since it
         starts at the limit: one that does not fit is traced and scaled down to the largest that should, until one does.
         """
         if self.trace_at is None:
-            return last_that_fits(lambda n: self._grown_fits(at(n)), 0, limit + 1)
-        low, high, guess, above = 0, limit + 1, limit, None
+            return last_that_fits(self._fits_grown_to(at), 0, limit + 1)
+        low, high, guess, above = 0, limit + 1, limit, self
         for turn in range(_TURNS):
             there = replace(self, latent=at(guess), phases=self.trace_at(at(guess)), trace_at=None)
             if there.fits:
-                low = last_that_fits(lambda n, there=there: there._grown_fits(at(n)), guess, high)
+                low = last_that_fits(there._fits_grown_to(at), guess, high)
             else:
                 high, above = guess, there
             if high - low < 2:
                 break
-            guess = last_that_fits(lambda n, above=above: above._grown_fits(at(n)), low, high)
+            guess = last_that_fits(above._fits_grown_to(at), low, high)
             if guess == low and (self.exact or 2 * high < 3 * low):
                 break  # scaled down, what does not fit is never more than it would be
             if guess == low or turn > 8:  # what does not shrink with the picture makes small steps
@@ -213,14 +217,15 @@ class ModelEstimate:
             if phase.host is not None
         ]
         lines += ["", f"ComfyUI's own figures, beside the weights: {', '.join(host)}."] if host else []
-        lines += ["", f"{'weights':<44}{'dtype':<16}{'numbers':>15}{'bytes':>18}"]
+        cells = []
         for part, rows in self.parts.items():
-            lines.append(f"{part:<60}{sum(row.count for row in rows):>15,}{total_bytes(rows):>18,}")
-            lines += [f"  {row.module:<42}{row.dtype:<16}{row.count:>15,}{row.size:>18,}" for row in rows]
+            cells.append([part, "", "", f"{sum(row.count for row in rows):,}", f"{total_bytes(rows):,}"])
+            cells += [["", row.module, row.dtype, f"{row.count:,}", f"{row.size:,}"] for row in rows]
+        lines += ["", *markdown_table(["weights", "of", "dtype", "numbers", "bytes"], cells, left=3)]
         lines += ["", *self.remarks] if self.remarks else []
         assumed = " and ".join(label for label in overhead(self.machine, 0))
         lines += ["", f"Assumed, not computed: {assumed}.", *NOT_COUNTED]
-        return "\n".join(line.rstrip() for line in lines)
+        return "\n".join(lines)
 
     def _solved(self) -> str:
         width, height = self.largest_size

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import BadInput
 from .attention_call import AttentionCall
@@ -113,7 +114,7 @@ class ModelShape:
         return math.prod(-(-side // patch) for side, patch in zip(sides, self.patch, strict=True))
 
     def layers(
-        self, latent: Latent, element_bytes: int, *, cfg: bool = True, text: int = 0, **more: object
+        self, latent: Latent, element_bytes: int, *, cfg: bool = True, text: int = 0, **more: Any
     ) -> Iterator[AttentionLayer]:
         """Every kind of attention layer with its call. cfg: conditional and unconditional in one batch. text: tokens of
         the prompt, 0 for the usual number. more: fields of AttentionCall."""
@@ -127,8 +128,9 @@ class ModelShape:
             ):
                 if count:
                     shape = (batch, level.heads, queries, keys, level.head_dim, element_bytes)
-                    options = {"upcast": level.upcast and element_bytes == 2, "split_heads": self.split_heads, **more}
-                    yield AttentionLayer(level, kind, count, AttentionCall(*shape, **options))
+                    upcast = level.upcast and element_bytes == 2
+                    call = AttentionCall(*shape, upcast=upcast, split_heads=self.split_heads, **more)
+                    yield AttentionLayer(level, kind, count, call)
 
 
 def _unet(*levels: tuple[int, int, int, int]) -> tuple[Level, ...]:

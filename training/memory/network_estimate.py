@@ -71,7 +71,8 @@ def estimate_network(
 
 
 def _trace(traced: TracedTraining, latent: Latent, machine: Machine, backend: str, cfg: bool) -> Trace:
-    net, network = traced.net, traced.network
+    net: Any = traced.net  # diffusers brings no types
+    network = traced.network
     shape, batch = network.shape, latent.batch * (2 if cfg else 1)
     dtype = next(net.parameters()).dtype
     before = net.attn_processors

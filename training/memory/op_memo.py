@@ -62,10 +62,10 @@ def _key(func: Any, args: Any, kwargs: dict[str, Any], tensors: list[FakeTensor]
         else:
             parts.append((type(value), value))  # 1, 1.0 and True are three arguments
     try:
-        hash(found := tuple(parts))
+        hash(key := tuple(parts))
     except TypeError:  # lists in lists
         return None
-    return found
+    return key
 
 
 def _layout(result: Any, tensors: list[FakeTensor]) -> _Layout | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..errors.markdown import markdown_table
 from .estimate import in_words
 from .machine import Machine, overhead
 from .trace import WEIGHTS, Trace
@@ -48,12 +49,9 @@ def judge(working: int, weights: int, machine: Machine) -> Verdict:
 def table_of(columns: dict[str, dict[str, int]]) -> list[str]:
     """Lines of a table: one column for each entry, one row for each label, and the total in bytes."""
     labels = list(dict.fromkeys(label for terms in columns.values() for label in terms))
-    width = max(len(label) for label in (*labels, "bytes"))
-    lines = [f"{'':<{width}}" + "".join(f"{name:>20}" for name in columns)]
-    for label in labels:
-        cells = (f"{in_words(terms[label]):>20}" if label in terms else f"{'':>20}" for terms in columns.values())
-        lines.append(f"{label:<{width}}" + "".join(cells))
+    rows = [
+        [label, *(in_words(terms[label]) if label in terms else "" for terms in columns.values())] for label in labels
+    ]
     totals = [sum(terms.values()) for terms in columns.values()]
-    lines.append(f"{'total':<{width}}" + "".join(f"{in_words(total):>20}" for total in totals))
-    lines.append(f"{'bytes':<{width}}" + "".join(f"{total:>20,}" for total in totals))
-    return lines
+    rows += [["total", *map(in_words, totals)], ["bytes", *(f"{total:,}" for total in totals)]]
+    return markdown_table(["", *columns], rows)

@@ -9,6 +9,7 @@ import torch
 
 from ..config.sections import MOST_RANK
 from ..errors import BadInput
+from ..errors.markdown import markdown_table
 from .estimate import in_words
 from .machine import Machine, overhead
 from .optimizers import EMA, GRADIENTS, LAYOUTS, OPTIMIZERS, PARAMETERS, Optimizer, Sizes, in_layout
@@ -91,13 +92,13 @@ class TrainingEstimate:
         parameters = trace.terms[PARAMETERS]
         step = self.optimizer.step_bytes(self.counts, gpu=self.machine.gpu)
         gradients = self.optimizer.gradients * self.sizes.trained
-        found = {
+        moments = {
             FORWARD: {**trace.terms, **states},
             STEP: {PARAMETERS: parameters, GRADIENTS: gradients, **states, **({"temporaries": step} if step else {})},
         }
         if self.question.ema and self.question.bf16_weights:  # the average is FP32: each weight is cast for it in turn
-            found[AVERAGE] = {PARAMETERS: parameters, **states, "temporaries": 4 * max(self.counts)}
-        return found
+            moments[AVERAGE] = {PARAMETERS: parameters, **states, "temporaries": 4 * max(self.counts)}
+        return moments
 
     def peak_terms(self, trace: StepTrace | None = None) -> dict[str, int]:
         return max(self.moments(trace).values(), key=lambda terms: sum(terms.values()))
@@ -106,11 +107,11 @@ class TrainingEstimate:
         """label -> bytes on each GPU, the overhead included; they sum to the total."""
         layout = layout or self.question.layout
         if layout == "one GPU":
-            found = self.peak_terms()
+            terms = self.peak_terms()
         else:
             micro = self.question.accumulation
-            found = in_layout(layout, self.question.gpus, micro, self.optimizer, self.sizes, self.question.ema)
-        return {**found, **overhead(self.machine, sum(found.values()))}
+            terms = in_layout(layout, self.question.gpus, micro, self.optimizer, self.sizes, self.question.ema)
+        return {**terms, **overhead(self.machine, sum(terms.values()))}
 
     @cached_property
     def total(self) -> int:
@@ -154,21 +155,22 @@ class TrainingEstimate:
 
     def changes(self) -> list[tuple[str, int, str]]:
         """(change, bytes then on each GPU, its price), the cheapest change first; those that save nothing left out."""
-        asked, found = self.question, []
+        asked = self.question
+        changes: list[tuple[str, int, str]] = []
 
         def after(working: int) -> int:
             return working + sum(overhead(self.machine, working).values())
 
         if self.other is not None and not asked.checkpointing and asked.layout == "one GPU":
             other = sum(self.peak_terms(self.other).values())
-            found.append(("gradient checkpointing", after(other), "a second forward pass: about a third more time"))
+            changes.append(("gradient checkpointing", after(other), "a second forward pass: about a third more time"))
         if asked.batch > 1:
             half = -(-asked.batch // 2)
             words = f"batch {half}, twice the accumulation"
-            found.append((words, self._at_batch(half), "nothing but some speed"))
+            changes.append((words, self._at_batch(half), "nothing but some speed"))
         if asked.precision == "fp32":
             saved = self.asked.most // 2 if asked.layout == "one GPU" else self.terms()["activations"] // 2
-            found.append(("bf16 autocast (about)", self.total - saved, "on a CPU without bf16, time"))
+            changes.append(("bf16 autocast (about)", self.total - saved, "on a CPU without bf16, time"))
         elif not asked.bf16_weights:
             share = 1 if asked.layout in ("one GPU", "DDP") else 1 / asked.gpus
             for words, name, price in (
@@ -177,11 +179,11 @@ class TrainingEstimate:
                 ("pure_bf16, rounding stochastic", "AdamW, bf16 stochastic rounding", "a fit up to 3 % worse"),
             ):
                 saved = self.optimizer.kept(self.sizes) - OPTIMIZERS[name].kept(self.sizes)
-                found.append((words, self.total - int(saved * share), price))
+                changes.append((words, self.total - int(saved * share), price))
         if asked.layout in ("one GPU", "DDP"):
             sharded = sum(self.terms("FSDP2").values())
-            found.append((f"FSDP2 on {asked.gpus} GPUs", sharded, "GPUs, and traffic between them"))
-        return [change for change in found if change[1] < self.total]
+            changes.append((f"FSDP2 on {asked.gpus} GPUs", sharded, "GPUs, and traffic between them"))
+        return [change for change in changes if change[1] < self.total]
 
     def advice(self) -> str:
         """One sentence: what to change first."""
@@ -230,32 +232,34 @@ class TrainingEstimate:
             + (f", {in_words(self.other.most)} {off}." if self.other else "."),
             "",
             "On one GPU, at each moment of a step:",
+            "",
             *table_of(self.moments()),
             "",
             "On each GPU (several: an upper bound, in closed form, not measured):",
+            "",
             *table_of(self.columns()),
             "",
-            f"{'bytes per parameter':<46}"
-            + "".join(f"{name:>10}" for name in ("weights", "gradients", "states", "average"))
-            + f"{'sum':>8}    all",
         ]
+        rows = []
         for name, each in OPTIMIZERS.items():
             average = 4 if asked.ema else 0
             total = each.per_parameter + average
             states = sum(each.states.values())
-            row = f"{name:<46}{each.parameters:>10}{each.gradients:>10}{states:>10}{average:>10}{total:>8}"
             whole = each.kept(sizes) + average * sizes.trained
-            lines.append(f"{row}    {in_words(whole)}{' <' if name == asked.optimizer else ''}")
+            bytes_each = [str(count) for count in (each.parameters, each.gradients, states, average, total)]
+            rows.append([name, "chosen" if name == asked.optimizer else "", *bytes_each, in_words(whole)])
+        head = ["bytes per parameter", "", "weights", "gradients", "states", "average", "sum", "all"]
+        lines += markdown_table(head, rows, left=2)
         if changes := self.changes():
-            lines += ["", f"{'one change':<40}{'then':>12}    its price"]
-            lines += [f"{name:<40}{in_words(after):>12}    {price}" for name, after, price in changes]
+            rows = [[name, price, in_words(after)] for name, after, price in changes]
+            lines += ["", *markdown_table(["one change", "its price", "then"], rows, left=2)]
         lines += [
             "",
             f"Assumed, not computed: {' and '.join(overhead(self.machine, 0))}.",
             "Not counted: text encoder and VAE (the dataset holds their results), validation, loader workers, NCCL's",
             "buffers.",
         ]
-        return "\n".join(line.rstrip() for line in lines)
+        return "\n".join(lines)
 
 
 def estimate_training(question: TrainingQuestion, machine: Machine, *, compare: bool = True) -> TrainingEstimate:

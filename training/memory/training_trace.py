@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,7 +102,7 @@ class TracedTraining:
     weights: torch.dtype = torch.float32
     lora_rank: int = 0
     mode: FakeTensorMode = field(default_factory=lambda: FakeTensorMode(allow_non_fake_inputs=True))
-    net: torch.nn.Module = field(init=False)
+    net: Any = field(init=False)  # a UNet2DConditionModel, for which diffusers brings no types
 
     def __post_init__(self) -> None:
         with torch.inference_mode(False):
@@ -207,7 +207,7 @@ def training_step(
     flow.loss_per_sample(output, flow.velocity(z, b, e, 1.0), 1.0).mean().backward()
 
 
-def prepare(net: torch.nn.Module, checkpointing: bool) -> None:
+def prepare(net: Any, checkpointing: bool) -> None:
     """Gradient checkpointing on or off: diffusers keeps the inputs of every residual and transformer block."""
     if checkpointing:
         net.enable_gradient_checkpointing()
@@ -218,10 +218,11 @@ def prepare(net: torch.nn.Module, checkpointing: bool) -> None:
 class attention_of:  # noqa: N801
     """`with attention_of(net, "pytorch" or "basic"):` the network computes attention that way."""
 
-    def __init__(self, net: torch.nn.Module, name: str):
+    def __init__(self, net: Any, name: str):
         if name not in ATTENTION:
             raise BadInput(f"attention: expected one of {', '.join(ATTENTION)}, got {name!r}.")
-        self.net, self.name, self.kernel = net, name, None
+        self.net, self.name = net, name
+        self.kernel: AbstractContextManager[None] | None = None
 
     def __enter__(self) -> None:
         with needed("diffusers", "The estimate"):
@@ -246,7 +247,7 @@ class _norms_in_fp32:  # noqa: N801
 
     def __init__(self, net: torch.nn.Module):
         self.norms = [m for m in net.modules() if isinstance(m, (torch.nn.GroupNorm, torch.nn.LayerNorm))]
-        self.attentions = [m for m in net.modules() if hasattr(m, "upcast_softmax")]
+        self.attentions: list[Any] = [m for m in net.modules() if hasattr(m, "upcast_softmax")]
 
     def __enter__(self) -> None:
         self.handles = [
@@ -269,7 +270,7 @@ def cells(network: Network, width: int, height: int) -> tuple[int, int]:
     for name, side in (("width", width), ("height", height)):
         if not network.ratio <= side <= 2**14:
             raise BadInput(f"{name}: expected {network.ratio} to {2**14} pixels, got {side}.")
-    found = height // network.ratio, width // network.ratio
-    if math.prod(found) > 2**24:
-        raise BadInput(f"width, height: expected at most {2**24} latent cells, got {math.prod(found)}.")
-    return found
+    size = height // network.ratio, width // network.ratio
+    if math.prod(size) > 2**24:
+        raise BadInput(f"width, height: expected at most {2**24} latent cells, got {math.prod(size)}.")
+    return size

@@ -63,7 +63,12 @@ class Objective(Protocol):
     """What a run trains for: the network, the loss of a batch, the measures and the file. All else is shared."""
 
     def network(self) -> nn.Module:
-        """On the CPU, with the weights that training begins with; random ones are drawn from torch's generator."""
+        """What is trained, with its adapters; its weights are not yet those of the run, and it may be built under
+        torch.device("meta")."""
+
+    def first_weights(self) -> dict[str, Tensor]:
+        """All tensors of the network as training begins, float32 on the CPU; random ones are drawn from torch's
+        generator."""
 
     def histogram(self) -> Histogram: ...
 

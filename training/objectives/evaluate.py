@@ -162,12 +162,12 @@ def evaluate(
         e = torch.stack([
             torch.randn(z.shape[1:], generator=torch.Generator().manual_seed(seed + index)) for index in batch
         ])  # fmt: skip
-        sizes = [(pair["z"] if told_whole else z).shape[-2:] for pair in pairs]
+        sizes: Any = [(pair["z"] if told_whole else z).shape[-2:] for pair in pairs]
         condition = condition_of(data, pairs, sizes, empty, device)
-        on_device = [tensor.to(device) for tensor in (z, b, e)]
+        z_there, b_there, e_there = (tensor.to(device) for tensor in (z, b, e))
         once = refiner.remembering()
-        walked = {steps: once.refine(*on_device[1:], condition, times_of(steps)).cpu() for steps in step_counts}
-        for k, loss in enumerate(once.loss_at(*on_device, condition, sigmas)):
+        walked = {steps: once.refine(b_there, e_there, condition, times_of(steps)).cpu() for steps in step_counts}
+        for k, loss in enumerate(once.loss_at(z_there, b_there, e_there, condition, sigmas)):
             losses[k] += loss * len(batch)
         for i in range(len(batch)) if step_counts else ():
             answers = {"base": b[i]}
@@ -190,17 +190,17 @@ def evaluate(
 
 
 def _measure(answer: Tensor, z: Tensor, b: Tensor, pixel: bool) -> dict[str, float]:
-    found = {
+    measures = {
         # 1 = no better than the base, 0 = the target
         "relative_residual": _rms(answer - z) / max(_rms(b - z), 1e-12),
         "spectrum": metrics.spectrum_distance(answer, z),
     }
     if pixel:
         picture, target = to_picture(answer, None), to_picture(z, None)
-        found["psnr"] = metrics.psnr(picture, target)
-        found["ssim"] = metrics.ssim(picture, target)
-        found["spectrum"] = metrics.spectrum_distance(picture, target)
-    return found
+        measures["psnr"] = metrics.psnr(picture, target)
+        measures["ssim"] = metrics.ssim(picture, target)
+        measures["spectrum"] = metrics.spectrum_distance(picture, target)
+    return measures
 
 
 def _rms(x: Tensor) -> float:

@@ -15,15 +15,13 @@ __all__ = ["FirstAnswer"]
 class FirstAnswer:
     """Walks of 1, 2, 4 and 8 steps begin at one state and time, and a loss is measured there too."""
 
-    state: Tensor | None = None
-    time: Tensor | None = None
-    answer: Tensor | None = None
+    first: tuple[Tensor, Tensor, Tensor] | None = None  # state, time, answer
 
     def of(self, x: Tensor, t: Tensor, ask: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """ask(x, t), or what it answered first where both are the very same."""
-        if self.answer is not None and torch.equal(self.time, t) and torch.equal(self.state, x):
-            return self.answer
-        found = ask(x, t)
-        if self.answer is None:
-            self.state, self.time, self.answer = x, t, found
-        return found
+        if self.first is not None and torch.equal(self.first[1], t) and torch.equal(self.first[0], x):
+            return self.first[2]
+        answer = ask(x, t)
+        if self.first is None:
+            self.first = x, t, answer
+        return answer

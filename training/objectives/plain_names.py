@@ -18,14 +18,14 @@ def plain_names(tensors: dict[str, Value]) -> dict[str, Value]:
     anywhere. The name of the one adapter that there is goes too: conv1.lora_A.weight. BadInput where two names become
     one.
     """
-    found: dict[str, Value] = {}
+    renamed: dict[str, Value] = {}
     for name, tensor in tensors.items():
         parts = [part for part in name.split(".") if part != "_orig_mod"]
         while len(parts) > 1 and parts[0] == "module":
             parts = parts[1:]
         parts = [part for k, part in enumerate(parts) if part != _ADAPTER or not k or parts[k - 1] not in _FACTORS]
         plain = ".".join(parts)
-        if plain in found:
+        if plain in renamed:
             raise BadInput(f"Two tensors would both be called {plain!r} without the prefixes of their wrappers.")
-        found[plain] = tensor
-    return found
+        renamed[plain] = tensor
+    return renamed

@@ -92,7 +92,7 @@ def findings(layer: Layer, names: tuple[str, ...]) -> list[str]:
         errors = layer.own.get(name)
         if errors is not None and errors.not_finite:
             clauses.append(f"{name}: NaN or infinity from finite input")
-        elif loses_too_much(layer, name):
+        elif errors is not None and loses_too_much(layer, name):
             clauses.append(f"{name}: loses {errors.relative:.1e} by itself, more than rounding explains")
         if layer.loses_eps(name):
             clauses.append(f"{name}: loses its eps {layer.eps:g} (output {layer.quiet[name]:.0%} off where it counts)")
@@ -121,7 +121,7 @@ def choose(trials: dict[str, tuple[bool, str]], devices: dict[str, Support], lay
             against.append(f"{devices[name].why}, so it saves no time")
         elif not good:
             against.append(measured)
-        elif used > RANGE_LIMIT:
+        elif largest and used > RANGE_LIMIT:
             against.append(f"{name}: {largest.name} reaches {used:.0%} of its range")
         else:
             return Choice(name, measured)

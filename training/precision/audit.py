@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -124,8 +125,8 @@ class Audit:
                     _add_magnitudes(record, magnitudes_of_one)
                 if ran is not None:
                     _compare_alone(record, ran, outputs)
-                if record.calls == 0 and record.eps is not None:
-                    state.alone(lambda: self._try_quiet(record, layer, args, kwargs))
+                if record.calls == 0 and (eps := record.eps) is not None:
+                    state.alone(lambda: self._try_quiet(record, eps, layer, args, kwargs))
                 self._samples[name, record.calls] = [self._sample(name, record.calls, x) for x in outputs]
                 record.calls += 1
 
@@ -162,14 +163,17 @@ class Audit:
         """Its outputs in each dtype on its input rounded to it, or why it does not run so."""
         outputs: dict[str, list[Tensor] | str] = {}
         for dtype in self.names:
-            outputs[dtype] = _try(lambda d=DTYPES[dtype]: _tensors(self._run_in(d, layer, args, kwargs)))
+            outputs[dtype] = _try(partial(self._outputs_in, DTYPES[dtype], layer, args, kwargs))
         return outputs
+
+    def _outputs_in(self, dtype: torch.dtype, layer: torch.nn.Module, args: Any, kwargs: Any) -> list[Tensor]:
+        return _tensors(self._run_in(dtype, layer, args, kwargs))
 
     def _run_in(self, dtype: torch.dtype, layer: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         low = self._in_dtype(layer, dtype)
         return low.forward(*_rounded(args, dtype), **_rounded(kwargs, dtype))
 
-    def _try_quiet(self, record: Layer, layer: torch.nn.Module, args: Any, kwargs: Any) -> None:
+    def _try_quiet(self, record: Layer, eps: float, layer: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """Run a norm where its eps counts: its first input scaled so that its mean square is eps, where leaving eps out
         makes the output larger by the root of 2. The reference is FP32 on the same rounded input.
         """
@@ -177,14 +181,15 @@ class Audit:
         spread = float(given[0].float().square().mean().sqrt()) if given else 0.0
         if not (spread and math.isfinite(spread)):
             return
-        quiet = given[0].float() * (math.sqrt(record.eps) / spread)
+        quiet = given[0].float() * (math.sqrt(eps) / spread)
         for dtype in self.names:
-            error = _try(lambda d=DTYPES[dtype]: self._quiet_error(layer, d, quiet.to(d), args[1:], kwargs))
+            low = DTYPES[dtype]
+            error = _try(partial(self._quiet_error, layer, low, quiet.to(low), args[1:], kwargs))
             if not isinstance(error, str):
                 record.quiet[dtype] = error
 
     def _quiet_error(self, layer: torch.nn.Module, dtype: torch.dtype, x: Tensor, more: Any, kwargs: Any) -> float:
-        low = _tensors(self._run_in(dtype, layer, (x, *more), kwargs))
+        low = self._outputs_in(dtype, layer, (x, *more), kwargs)
         wanted = _tensors(layer.forward(x.float(), *more, **kwargs))
         errors = Errors()
         for one, other in zip(low, wanted, strict=True):

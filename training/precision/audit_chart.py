@@ -6,7 +6,9 @@ import math
 from io import BytesIO
 from typing import TYPE_CHECKING
 
+import numpy
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from .audit_report import AuditPart
@@ -113,5 +115,5 @@ def difference_picture(difference: Tensor, what: str) -> Tensor:
     label = Image.new("RGB", (width, _LABEL), "black")
     text = f"{what}, difference x {factor}" if finite else f"{what}: NaN or infinity"
     ImageDraw.Draw(label).text((6, 5), text, fill="white", font=ImageFont.load_default(size=15))
-    strip = torch.frombuffer(bytearray(label.tobytes()), dtype=torch.uint8).reshape(_LABEL, width, 3) / 255
-    return torch.cat([shown.movedim(0, -1), strip])
+    strip = torch.from_numpy(numpy.array(label)) / 255
+    return torch.cat([rearrange(shown, "channels height width -> height width channels"), strip])

@@ -40,12 +40,12 @@ def support(device: torch.device, dtype: torch.dtype) -> Support:
 def stores(device: torch.device, dtype: torch.dtype) -> Support:
     """Can `device` keep weights in `dtype` and cast them to FP32? Not every device that has memory has every dtype."""
     try:
-        kept = torch.tensor([0.5, -2.0], device=device).to(dtype).float().tolist()
+        back: list[float] | str = torch.tensor([0.5, -2.0], device=device).to(dtype).float().tolist()
     except (RuntimeError, TypeError, NotImplementedError) as error:
-        kept = str(error).splitlines()[0][:120]
-    if kept != [0.5, -2.0]:
+        back = str(error).splitlines()[0][:120]
+    if back != [0.5, -2.0]:
         sentence = f"{_device_name(device)} cannot keep weights in {dtype_name(dtype)}"
-        return Support(False, False, f"{sentence} ({kept})" if isinstance(kept, str) else sentence)
+        return Support(False, False, f"{sentence} ({back})" if isinstance(back, str) else sentence)
     return Support(True, True)
 
 

@@ -223,6 +223,6 @@ def _bad_weight(layer: torch.nn.Module, name: str, dtype: torch.dtype | None) ->
         if not _is_finite(weight.detach()):
             return f"{name}.{key}", f"holds {'NaN' if torch.isnan(_readable(weight)).any() else 'infinity'}"
         largest = _largest(weight.detach())
-        if largest is not None and largest > limit:
+        if dtype is not None and largest is not None and largest > limit:
             return f"{name}.{key}", f"reaches {largest:.4g}, past {dtype_name(dtype)}'s limit, {limit:g}"
     return "", ""

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from ..data import metrics
@@ -103,7 +104,7 @@ def compare_pictures(picture: Tensor, reference: Tensor) -> PictureError:
         colours.append(ciede2000(other, one))
         chromas.append(float((numpy.hypot(*numpy.moveaxis(one[..., 1:], -1, 0))).mean()))
         chromas[-1] -= float((numpy.hypot(*numpy.moveaxis(other[..., 1:], -1, 0))).mean())
-        low, fine = low.movedim(-1, 0), fine.movedim(-1, 0)
+        low, fine = (rearrange(x, "height width channels -> channels height width") for x in (low, fine))
         psnrs.append(metrics.psnr(low, fine))
         ssims.append(metrics.ssim(low, fine))
         noise += _fine_power(low - fine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
 __all__ = ["sample_picture"]
@@ -27,4 +28,4 @@ def sample_picture(side: int = 512) -> Tensor:
         picture[:, top : top + half // 5, left : left + half // 5] = colour[:, None, None]
     grain = torch.randn(side, side, generator=torch.Generator().manual_seed(0))
     picture[:, half + strip :, half:] += 0.06 * grain[half + strip :, half:]  # lower right
-    return picture.clamp(0, 1).movedim(0, -1)[None].contiguous()
+    return rearrange(picture.clamp(0, 1), "channels height width -> 1 height width channels").contiguous()

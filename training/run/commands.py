@@ -51,8 +51,13 @@ def _train(options: argparse.Namespace) -> int:
 
     config = _read_config(options)
     stop: list[bool] = []
+
+    def stop_after_this_step(*_: object) -> None:
+        stop.append(True)
+        signal.signal(signal.SIGINT, previous)
+
     # the first Ctrl-C ends the run after its step, with a whole checkpoint; a second one falls back to Python's own
-    previous = signal.signal(signal.SIGINT, lambda *_: (stop.append(True), signal.signal(signal.SIGINT, previous)))
+    previous = signal.signal(signal.SIGINT, stop_after_this_step)
     terminal = _Terminal()
     try:
         result = train(config, terminal, lambda: bool(stop))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 __all__ = ["BatchFeed"]
@@ -12,7 +12,7 @@ __all__ = ["BatchFeed"]
 class BatchFeed:
     """An iterator over `batches`. failure: what the loader failed with when it was asked ahead; raised in its turn."""
 
-    def __init__(self, batches: Iterator[dict[str, Any]]):
+    def __init__(self, batches: Generator[dict[str, Any], None, None]):
         self._batches = batches
         self._next: dict[str, Any] | None = None
         self.failure: Exception | None = None

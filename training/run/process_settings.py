@@ -56,4 +56,4 @@ def _set_matrices(precision: str | tuple[str, ...]) -> None:
 
 
 def _backends() -> tuple[Any, ...]:
-    return torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    return torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]

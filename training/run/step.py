@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -84,7 +84,7 @@ class TrainStep:
         *,
         while_computing: Callable[[], None] = lambda: None,
         before_update: Callable[[], None] = lambda: None,
-        batches_again: Callable[[], Iterator[Batch]] | None = None,
+        batches_again: Callable[[], Generator[Batch, None, None]] | None = None,
         which_checkpoint: Callable[[], str] = lambda: "no checkpoint had been kept yet",
     ) -> StepResult:
         """The step `number` (from 1).
@@ -190,13 +190,13 @@ class TrainStep:
         bad = [k % size for k, loss in enumerate(losses) if not abs(loss) < float("inf")]
         return min([*bad, *(rank for rank in range(size) if not_finite[rank])], default=None)
 
-    def _origin(self, scale: float, batches_again: Callable[[], Iterator[Batch]] | None) -> str:
+    def _origin(self, scale: float, batches_again: Callable[[], Generator[Batch, None, None]] | None) -> str:
         """What went wrong first on this rank, by taking the step once more."""
         if batches_again is None:
             return ""
         return find_origin(self.net, lambda: self._replay(scale, batches_again()), FirstBadLayer)
 
-    def _replay(self, scale: float, batches: Iterator[Batch]) -> None:
+    def _replay(self, scale: float, batches: Generator[Batch, None, None]) -> None:
         with closing(batches):
             for _ in range(self.share):
                 self._backward(next(batches), lambda loss: loss * scale)

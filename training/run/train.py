@@ -14,7 +14,7 @@ from contextlib import closing
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..config.train_config import TrainConfig
 from ..data.batches import BatchSource
@@ -24,7 +24,7 @@ from ..distributed.world import World
 from ..objectives.base import Compute, Objective
 from ..objectives.choose import choose_objective
 from ..objectives.evaluate import FLOAT32
-from ..objectives.trainables import trainables
+from ..objectives.trainables import build_on, trainables
 from ..precision.scaling import needs_scaler
 from .checkpoints import checkpoint as checkpoints
 from .checkpoints.resume import average_sentence, checkpoint_of, refuse_other_position, restore, resumed_sentences
@@ -84,7 +84,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
     if folder.is_finished():
         message = f"Run {folder.path.name!r} was finished before with this very configuration and data: reused."
         observer.on_message(message)
-        return RunResult("reused", folder.path, folder.refiner, reports.read(folder.report), message)
+        return RunResult("reused", folder.path, folder.refiner, reports.read_report(folder.report), message)
     (folder.path / PAGE).unlink(missing_ok=True)  # of an earlier start; this one draws its own
     for choice in plan.choices:
         observer.on_message(choice)
@@ -106,21 +106,21 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
 
     # ---- begun, or taken up from a checkpoint ------------------------------------------------------------------
     run, parameters = this_run(config, data.content_hash), train_step.parameters
-    found, sentences = checkpoints.take_up(folder.checkpoints, run, parameters)
+    checkpoint, sentences = checkpoints.take_up(folder.checkpoints, run, parameters)
     for sentence in sentences:
         observer.on_message(sentence)
-    if found:
-        state, resumed = restore(found, train_step, ema), found.state
+    if checkpoint:
+        state, resumed = restore(checkpoint, train_step, ema), checkpoint.state
         refuse_other_position(resumed, **_position(config, plan, state.step))
-        observer_notes = [average_sentence(state.average_of, config)]
+        notes = [average_sentence(state.average_of, config)]
     else:
-        state, resumed, observer_notes = State(), None, []
+        state, resumed, notes = State(), None, []
         begun = ema.state_dict()  # still the start itself, in float32
         begin_from(optimizer, {parameter: begun[name] for name, parameter in parameters.items()})
-    del found  # its tensors are as large as the network's own
+    del checkpoint  # its tensors are as large as the network's own
     validation = Validation(config, plan, data, objective, net, ema, exact, parameters)
-    observer_notes.append(validation.begun_with(state.measured_as))
-    for sentence in filter(None, observer_notes):
+    notes.append(validation.begun_with(state.measured_as))
+    for sentence in filter(None, notes):
         observer.on_message(sentence)
 
     # ---- loop --------------------------------------------------------------------------------------------------
@@ -129,7 +129,8 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
     feed = BatchFeed(
         load_batches(source, state.step * micro + rank, config.data.workers, world.device, every=ranks)
     )
-    every = config.validation.every or max(1, round(plan.micro_per_epoch / micro))
+    asked, once_an_epoch = config.validation.every, max(1, round(plan.micro_per_epoch / micro))
+    every = asked if isinstance(asked, int) and asked else once_an_epoch
     watch, leak = LeakWatch(lambda: memory_of(world.device) if config.health.leak_watch else {}), None
     started = time.monotonic()
 
@@ -202,11 +203,14 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
 def _build_network(objective: Objective, config: TrainConfig, compute: Compute) -> tuple[nn.Module, EMA]:
     """(the network in training, on its device and in its dtype; its average, in float32)."""
     with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to move
-        torch.default_generator.manual_seed(config.seed)  # torch.manual_seed would move those of the GPUs, too
-        net = objective.network()
-    nn.Module.to(net, compute.device).train()  # diffusers' own `to` warns of an empty list
+
+        def weights() -> dict[str, Tensor]:
+            torch.default_generator.manual_seed(config.seed)  # torch.manual_seed would move those of the GPUs, too
+            return objective.first_weights()
+
+        net: Any = build_on(compute.device, objective.network, weights).train()
     ema = EMA(net, config.ema_decay)  # before the weights are rounded
-    nn.Module.to(net, compute.weights)
+    nn.Module.to(net, compute.weights)  # diffusers' own `to` warns of an empty list
     if config.gradient_checkpointing:
         net.enable_gradient_checkpointing()  # diffusers passes use_reentrant=False
     return net, ema

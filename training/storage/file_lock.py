@@ -14,10 +14,13 @@ from weakref import WeakSet
 try:
     import fcntl
 except ImportError:  # Windows: there an open file cannot be deleted, which serves as the lock
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["HAS_LOCKS", "LOCK", "hold_lock", "lock", "release_lock", "try_lock"]
 
+# Not the package filelock: its locks belong to a path, and a folder that is built takes its final name while the lock
+# in it is held; and its releases before 4 truncate the file of whoever holds the lock, so that nobody could read there
+# whether the holder still lives, which is how the fork of a killed process is told from a process at work.
 LOCK = ".lock"
 HAS_LOCKS = fcntl is not None
 _LOG = logging.getLogger("ref2v")

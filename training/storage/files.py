@@ -7,25 +7,44 @@ import errno
 import hashlib
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 _PATIENCE, _PAUSE = 5.0, 0.05  # seconds; a virus scanner or an indexer lets go of a file in less
 
 
-def beside_of(path: Path) -> Path:
+def beside_of(path: Path, mark: str = "") -> Path:
     """Where a file is written before it takes its name; a kill may leave it there."""
-    return path.with_name(path.name + ".partial")
+    return path.with_name(f"{path.name}{mark}.partial")
+
+
+@contextlib.contextmanager
+def whole_file(path: Path, *, mark: str = "", sync: bool = True) -> Iterator[Path]:
+    """Within the block, write the file that it gives; at the end that one is synced and takes the name `path`.
+
+    Whatever is raised leaves what was there before, and only a kill leaves the file beside it. mark: a part of that
+    one's name, where several processes may write the same file. sync: False where a file that is lost or cut short by
+    a power cut is noticed and made anew.
+    """
+    beside = beside_of(path, mark)
+    try:
+        yield beside
+        if sync:
+            sync_file(beside)
+        replace(beside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Replace `path` by `content` in one step of the file system. OSError leaves what was there before."""
-    beside = beside_of(path)
-    if isinstance(content, str):
-        beside.write_text(content, encoding="utf-8")
-    else:
-        beside.write_bytes(content)
-    sync_file(beside)
-    replace(beside, path)
+    with whole_file(path) as beside:
+        if isinstance(content, str):
+            beside.write_text(content, encoding="utf-8")
+        else:
+            beside.write_bytes(content)
 
 
 def replace(source: Path, target: Path) -> None:

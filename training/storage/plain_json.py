@@ -22,9 +22,9 @@ def parse_json(text: str) -> Any:
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in values:
             raise RepeatedKey(f"{key!r} stands twice in one object, and only one of them can be meant")
-        found[key] = value
-    return found
+        values[key] = value
+    return values

@@ -10,6 +10,7 @@ import comfy.model_management
 import torch
 
 from ....training.errors import BadInput
+from ....training.errors.markdown import markdown_table
 from ....training.precision.dtypes import DTYPES, dtype_name
 from ....training.precision.plan import KEEP_KINDS, PrecisionPlan
 from ....training.precision.resolve import AUTO, DEFAULT
@@ -175,15 +176,10 @@ def _passed_over(wanted: str, kept_in: torch.dtype | None) -> str:
 
 
 def _table(rows: list[_Row]) -> str:
-    head = ("part", "kept in", "MiB before", "MiB after", "computes in", "why")
-    cells = [
-        (row.part, row.kept_in, f"{row.before / 2**20:.1f}", f"{row.after / 2**20:.1f}", row.computes_in, row.why)
-        for row in rows
-    ]
-    total = ("all", "", *(f"{sum(getattr(row, at) for row in rows) / 2**20:.1f}" for at in ("before", "after")), "", "")
-    widths = [max(len(line[i]) for line in (head, *cells, total)) for i in range(len(head) - 1)]
-    lines = [
-        "  ".join([*(text.ljust(width) for text, width in zip(line, widths, strict=False)), line[-1]]).rstrip()
-        for line in (head, *cells, total)
-    ]
-    return "\n".join(lines)
+    sizes = [[row.before, row.after] for row in rows]
+    cells = [[row.part, row.kept_in, row.computes_in, row.why] for row in rows]
+    cells.append(["all", "", "", ""])
+    sizes.append([sum(pair[side] for pair in sizes) for side in (0, 1)])
+    mib = [[f"{size / 2**20:.1f}" for size in pair] for pair in sizes]
+    head = ["part", "kept in", "computes in", "why", "MiB before", "MiB after"]
+    return "\n".join(markdown_table(head, [[*cell, *size] for cell, size in zip(cells, mib, strict=True)], left=4))

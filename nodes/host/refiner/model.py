@@ -103,7 +103,7 @@ def host_unet_config(config: UNetConfig) -> dict[str, Any]:
     }
 
 
-class RefinerConfig(comfy.supported_models_base.BASE):
+class RefinerModelConfig(comfy.supported_models_base.BASE):
     """What the host wants to know of a model before it builds it."""
 
     unet_extra_config: dict[str, Any] = {}  # the base class would force heads 64 wide, with no key missing
@@ -119,7 +119,7 @@ class RefinerConfig(comfy.supported_models_base.BASE):
 class Refiner(comfy.model_base.BaseModel):
     """The host's model around the refiner UNet: concatenates b, embeds size and pooled text, samples residual flow."""
 
-    def __init__(self, config: RefinerConfig, meta: RefinerMeta) -> None:
+    def __init__(self, config: RefinerModelConfig, meta: RefinerMeta) -> None:
         super().__init__(config, comfy.model_base.ModelType.FLOW)
         self.refiner_meta = meta
         self.empty_conditioning: dict[str, Tensor] = {}  # the file's own: "context", and "pooled" where it has that
@@ -147,7 +147,7 @@ def build_patcher(path: Path, disable_dynamic: bool = False) -> Any:
     machine. Newer hosts call this again when they need a copy that stays put.
     """
     weights, empty, meta = load_refiner(path)
-    config = RefinerConfig(meta)
+    config = RefinerModelConfig(meta)
     management = comfy.model_management
     load_device, offload_device = management.get_torch_device(), management.unet_offload_device()
     supported = config.supported_inference_dtypes

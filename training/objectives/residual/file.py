@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ...config.network import UNetConfig
 from ...data.index import check_latent
 from ...errors import BadInput, first_error
-from ...storage.files import replace
+from ...storage.files import whole_file
 from .shapes import what_does_not_fit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT = "ref2v-refiner"
-SDXL_FORMAT = "ref2v-sdxl-refiner"  # training/objectives/sdxl_refiner/file.py
-VERSION = 1
+FORMAT: Final = "ref2v-refiner"
+SDXL_FORMAT: Final = "ref2v-sdxl-refiner"  # training/objectives/sdxl_refiner/file.py
+VERSION: Final = 1
 WEIGHTS = "unet."
 EMPTY = "empty."
 LORA = "ref2v_lora"  # metadata of the other file, training/objectives/residual/lora.py
@@ -67,17 +66,13 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str
     from safetensors.torch import save_file
 
     tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    beside = path.with_name(path.name + ".partial")
     try:
-        beside.touch()
-        mode = beside.stat().st_mode  # what the user's umask gives; safetensors makes files that only the owner reads
-        save_file(tensors, beside, metadata)
-        beside.chmod(mode)
-        with open(beside, "rb+") as file:
-            os.fsync(file.fileno())
-        replace(beside, path)
+        with whole_file(path) as beside:
+            beside.touch()
+            mode = beside.stat().st_mode  # what the user's umask gives; safetensors' files only the owner can read
+            save_file(tensors, beside, metadata)
+            beside.chmod(mode)
     except (OSError, SafetensorError) as error:
-        beside.unlink(missing_ok=True)
         size = sum(t.nbytes for t in tensors.values())
         raise BadInput(f"{path}: expected room for {size:,} bytes, but writing failed: {error}.") from error
 
@@ -136,8 +131,8 @@ def _open(path: Path) -> tuple[Any, RefinerMeta]:
     file = open_safetensors(path)
     meta = _parse_meta(path, file.metadata() or {})
     keys = [key for key in file.keys() if key.startswith(WEIGHTS)]  # noqa: SIM118 safe_open is no mapping
-    found = {key.removeprefix(WEIGHTS): tuple(file.get_slice(key).get_shape()) for key in keys}
-    complaint = what_does_not_fit(meta.unet, found)
+    shapes = {key.removeprefix(WEIGHTS): tuple(file.get_slice(key).get_shape()) for key in keys}
+    complaint = what_does_not_fit(meta.unet, shapes)
     if complaint:
         raise BadInput(f"{path.name}: {complaint}.")
     return file, meta

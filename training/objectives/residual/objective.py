@@ -40,11 +40,17 @@ class ResidualFlow:
 
     def network(self) -> nn.Module:
         net = build_unet(self.plan.unet)
+        if self.plan.adapters:
+            add_adapters(net, self.plan.adapters)
+        return net
+
+    def first_weights(self) -> dict[str, Tensor]:
+        net = build_unet(self.plan.unet)
         if self.plan.start:
             self.plan.start.fill(net)
         if self.plan.adapters:
             add_adapters(net, self.plan.adapters)
-        return net
+        return net.state_dict()
 
     def histogram(self) -> TimesHistogram:
         return TimesHistogram(self.plan.grid)
@@ -81,13 +87,14 @@ class ResidualFlow:
         plan = self.plan
         with torch.device("meta"):
             net = build_unet(plan.unet)
+        assert plan.start and plan.adapters  # only a run of adapters is asked
         net.load_state_dict(merge(plan.start.weights(), weights, plan.adapters), assign=True)
         return nn.Module.to(net, self.compute.device).eval().requires_grad_(False)
 
     def save(self, path: Path, weights: dict[str, Tensor], *, steps: int, adapters: Path | None = None) -> None:
         """Adapters are merged into the refiner that they were trained on."""
         plan, meta = self.plan, self._meta(steps)
-        if plan.adapters:
+        if plan.adapters and plan.start:
             if adapters:
                 save_lora(adapters, weights, plan.adapters, plan.start, meta.training)
             weights = merge(plan.start.weights(), weights, plan.adapters)
@@ -137,7 +144,7 @@ def batch_loss(
     if histogram is not None:
         histogram.add(drawn)
     t = drawn.to(z.device)
-    condition = {name: batch[name] for name in ("context", "pooled") if name in batch}
+    condition: dict[str, Tensor] = {name: batch[name] for name in ("context", "pooled") if name in batch}
     if "context" not in condition:
         condition["context"] = torch.zeros(len(z), 1, plan.unet.context_dim, device=z.device)
     if plan.unet.pooled_dim:

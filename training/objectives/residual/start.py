@@ -50,20 +50,20 @@ class Start:
     def sentences(self, residual_rms: float, steps: int) -> list[str]:
         """What is kept of it and why, for a person. steps: the sampling steps that the new run is for."""
         meta, name = self.meta, f"{self.path.parent.name}/{self.path.name}"
-        found = [
+        sentences = [
             f"goes on from {name} (SHA-256 {self.sha256[:12]}): its network, its noise scale s = "
             f"{meta.noise_scale:.5g} and its c_v = {meta.c_v:.5g} are kept, since what it has learned is in these units"
         ]
         nothing = self.velocity_loss(residual_rms)
         if not math.isclose(nothing, 1, abs_tol=0.01):
-            found.append(
+            sentences.append(
                 f"RMS(z - b) of these pairs is {residual_rms:.4g}, and was {meta.residual_rms:.4g}: a loss of "
                 f"{nothing:.3g}, not 1, means that nothing is predicted"
             )
         before = len(meta.sigmas) - 1
         if steps != before:
-            found.append(f"flow.steps {steps}, where {name} was trained for {before}")
-        return found
+            sentences.append(f"flow.steps {steps}, where {name} was trained for {before}")
+        return sentences
 
     def provenance(self) -> dict[str, Any]:
         """For the metadata of what comes of it."""

@@ -39,15 +39,17 @@ class SDXLRefinerObjective:
     compute: Compute
 
     def network(self) -> nn.Module:
-        """The network on the CPU, with the weights of refiner.start_from where one is given."""
+        return build(self.plan.unet)
+
+    def first_weights(self) -> dict[str, Tensor]:
+        """Those of refiner.start_from where one is given."""
         start, shape = self.config.refiner.start_from, self.plan.unet
         if start is None:
-            return build(shape)
+            return build(shape).state_dict()
         with torch.device("meta"):
             net = build(shape)
         shapes = {name: tensor.shape for name, tensor in net.state_dict().items()}
-        net.load_state_dict(read_weights(start, shapes, shape.layers_per_block), assign=True)
-        return net
+        return read_weights(start, shapes, shape.layers_per_block)
 
     def histogram(self) -> TimestepHistogram:
         return TimestepHistogram(self.config.sdxl_refiner.last_timestep)

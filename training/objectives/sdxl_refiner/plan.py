@@ -67,7 +67,8 @@ def choose_network(config: TrainConfig, data: RefinerDataset, choices: list[str]
             "sd_xl_refiner_1.0.safetensors, got none."
         )
     choices.append(f"starts from {start.name}" if start else "starts from random weights: refiner.start_from is none")
-    dim = data.context["dim"]
+    context: dict[str, Any] = data.context or {}  # check_data has refused what has no text
+    dim = context["dim"]
     taken = f"the last {CONTEXT} of {dim} columns, which are CLIP-G's" if dim > CONTEXT else f"CLIP-G, {dim} wide"
     choices.append(f"text: {taken}; every picture is told aesthetic score {config.sdxl_refiner.aesthetic_score:g}")
     return shape, size
@@ -93,8 +94,8 @@ def _check_data(data: RefinerDataset) -> None:
             "Base from Model with SDXL or its refiner builds them."
         )
     if text is None or text["dim"] not in (CONTEXT, BOTH_ENCODERS) or text.get("pooled") != POOLED:
-        found = f"{text['dim']} and {text.get('pooled')}" if text else "no text"
+        got = f"{text['dim']} and {text.get('pooled')}" if text else "no text"
         raise BadInput(
             f"Dataset: objective sdxl_refiner expects captions of CLIP-G ({CONTEXT} wide, pooled {POOLED}) or of "
-            f"SDXL's two encoders ({BOTH_ENCODERS} wide), got {found}; build it with the CLIP of SDXL or its refiner."
+            f"SDXL's two encoders ({BOTH_ENCODERS} wide), got {got}; build it with the CLIP of SDXL or its refiner."
         )

@@ -1,9 +1,9 @@
-"""Checkpoints of a run: one sealed folder a step, written beside and renamed, so that every one that is there is whole.
+"""Checkpoints of a run: one folder a step, checksums in it, written beside and renamed, so that what is there is whole.
 
     step-00000360/
         weights.safetensors  ema.safetensors  optimizer.safetensors
         state.json      what the loop needs beside tensors (training/run/checkpoints/resume.py)
-        SHA256SUMS      the seal, written last
+        SHA256SUMS      written last
     step-00000400.passed-over/      damaged when the run was taken up; nothing reads it again
 
 Tensors are safetensors and the rest is JSON. Nothing here opens a pickle.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ...config.identity import differences
 from ...errors import BadInput
 from ...objectives.plain_names import plain_names
-from ...storage.checksums import seal, what_is_broken
+from ...storage.checksums import what_is_broken, write_checksums
 from ...storage.files import replace, sync_folder
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int, best: int | None = Non
                 save_file(cpu, beside / f"{name}.safetensors")
             state = {**checkpoint.state, "format": FORMAT, "version": VERSION, "step": checkpoint.step}
             (beside / STATE).write_text(json.dumps(state, sort_keys=True, indent=1) + "\n", encoding="utf-8")
-            seal(beside)
+            write_checksums(beside)
             if final.exists():
                 _remove(final)
             replace(beside, final)
@@ -127,7 +128,7 @@ def _remove(path: Path) -> None:
 def load_newest(
     folder: Path,
     run: dict[str, Any] | None = None,
-    like: dict[str, Tensor] | None = None,
+    like: Mapping[str, Tensor] | None = None,
     parts: tuple[str, ...] = TENSOR_FILES,
 ) -> tuple[Checkpoint | None, list[str]]:
     """The newest valid checkpoint (None where there is none), and a sentence for each one passed over. Changes nothing.
@@ -148,7 +149,7 @@ def load_step(path: Path, run: dict[str, Any] | None = None, parts: tuple[str, .
         raise BadInput(str(error).replace(" passed over: ", " cannot be used: ", 1)) from error
 
 
-def take_up(folder: Path, run: dict[str, Any], like: dict[str, Tensor]) -> tuple[Checkpoint | None, list[str]]:
+def take_up(folder: Path, run: dict[str, Any], like: Mapping[str, Tensor]) -> tuple[Checkpoint | None, list[str]]:
     """As `load_newest`, and clear what a kill left half done.
 
     A checkpoint that was passed over gets another name, so that it neither counts among the newest that are kept nor is
@@ -172,10 +173,10 @@ def take_up(folder: Path, run: dict[str, Any], like: dict[str, Tensor]) -> tuple
 def _look(
     folder: Path,
     run: dict[str, Any] | None,
-    like: dict[str, Tensor] | None,
+    like: Mapping[str, Tensor] | None,
     parts: tuple[str, ...] = TENSOR_FILES,
 ) -> tuple[Checkpoint | None, list[tuple[Path, str]]]:
-    passed_over = []
+    passed_over: list[tuple[Path, str]] = []
     for path in reversed(list_steps(folder)):
         try:
             return _load(path, run, like, parts), passed_over
@@ -185,7 +186,7 @@ def _look(
 
 
 def _load(
-    path: Path, run: dict[str, Any] | None, like: dict[str, Tensor] | None, parts: tuple[str, ...] = TENSOR_FILES
+    path: Path, run: dict[str, Any] | None, like: Mapping[str, Tensor] | None, parts: tuple[str, ...] = TENSOR_FILES
 ) -> Checkpoint:
     """A checkpoint that is whole, of this format, this run and this network; BadInput says what it is not."""
     from safetensors import SafetensorError
@@ -225,7 +226,7 @@ def _load(
     return found
 
 
-def _what_does_not_fit(found: Checkpoint, like: dict[str, Tensor]) -> str | None:
+def _what_does_not_fit(found: Checkpoint, like: Mapping[str, Tensor]) -> str | None:
     """The first tensor that this network does not have, or has in another shape."""
     for part in (found.weights, found.ema):
         for name in sorted(like.keys() ^ part.keys()):
@@ -253,7 +254,7 @@ def _pickles(folder: Path) -> list[str]:
 
 
 def _is_of_version_1(path: Path) -> bool:
-    """Whether this was written before there was a seal: sizes of the files in state.json."""
+    """Whether this was written before there were checksums: sizes of the files in state.json."""
     try:
         return isinstance(json.loads((path / STATE).read_text(encoding="utf-8"))["files"], dict)
     except (OSError, ValueError, KeyError, TypeError):
@@ -263,7 +264,7 @@ def _is_of_version_1(path: Path) -> bool:
 # ------------------------------------------------------------------------------------------------------- the optimizer
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer, names: dict[nn.Parameter, str]) -> dict[str, Tensor]:
+def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[Any, str]) -> dict[str, Tensor]:
     """The optimizer's state as named tensors, "<parameter>/<state>", so that no pickle is needed."""
     import torch
 

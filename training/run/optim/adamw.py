@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,14 +39,15 @@ def adamw_(p: Tensor, g: Tensor, m: Tensor, v: Tensor, coefficients: tuple[float
 
 
 def update_(
-    w: Tensor, rest: Tensor | None, g: Tensor, m: Tensor, v: Tensor, coefficients: tuple[float | Tensor, ...],
-    first: Tensor | int, second: Tensor | int, index: Tensor | None, rounding: Rounding | None,
+    w: Tensor, rest: Any, g: Tensor, m: Tensor, v: Tensor, coefficients: tuple[float | Tensor, ...],
+    first: Tensor | int, second: Tensor | int, index: Any, rounding: Rounding | None,
 ) -> None:
     """AdamW in place on flat tensors, the whole update in float32 and rounded once.
 
     w: weights in bfloat16, or in float32 with rounding None; rest: what `rounding` keeps beside them ("kahan": int16,
     "master": float32, else None); g in any float dtype; m, v: float32, or bfloat16, which is rounded stochastically;
-    first, second: a stream key, one for all or one an element; index: of each element in its parameter, None = 0...
+    first, second: a stream key, one for all or one an element; index: a tensor, of each element in its parameter; None
+    = 0...
     """
     if rounding == "master":
         p = rest

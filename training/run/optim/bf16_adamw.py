@@ -181,7 +181,7 @@ class BF16AdamW(torch.optim.Optimizer):
                 room, chunk = most, []
             tensors = {k: t.view(-1) for k, t in self.state[parameter].items() if k != "step"}
             tensors["weights"] = parameter.detach().contiguous().view(-1)
-            tensors["gradient"] = parameter.grad.contiguous().view(-1)
+            tensors["gradient"] = _gradient_of(parameter).contiguous().view(-1)
             start, count = 0, parameter.numel()
             while start < count:
                 if not room:
@@ -202,7 +202,7 @@ class BF16AdamW(torch.optim.Optimizer):
         return device.type == "cpu" and self._compiled is None
 
     def _update(
-        self, pieces: list[_Piece], coefficients: tuple[float, ...], step: int, rounding: Rounding | None
+        self, pieces: list[_Piece], coefficients: tuple[float | Tensor, ...], step: int, rounding: Rounding | None
     ) -> None:
         """AdamW on one chunk: joined where it has several pieces, updated in place, laid back."""
         joined = {name: _join([piece.tensors[name] for piece in pieces]) for name in pieces[0].tensors}
@@ -214,7 +214,7 @@ class BF16AdamW(torch.optim.Optimizer):
             first, second = (torch.as_tensor(half, dtype=torch.int32, device=device) for half in (first, second))
         try:
             update(
-                joined["weights"], joined.get(_REST.get(rounding)), joined["gradient"],
+                joined["weights"], joined.get(_REST.get(rounding or "", "")), joined["gradient"],
                 joined["exp_avg"], joined["exp_avg_sq"], coefficients, first, second, index, rounding,
             )
         except torch._dynamo.exc.TorchDynamoException as error:
@@ -248,6 +248,11 @@ class BF16AdamW(torch.optim.Optimizer):
         lengths = torch.tensor([len(piece) for piece in pieces], device=device)
         piece_of = torch.repeat_interleave(lengths, output_size=before)
         return table[0][piece_of], table[1][piece_of], None
+
+
+def _gradient_of(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None  # only those that have one are updated
+    return parameter.grad
 
 
 def _join(tensors: list[Tensor]) -> Tensor:

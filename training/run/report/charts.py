@@ -114,7 +114,8 @@ class RunCharts:
     def _finish(self, axes: Axes, drawn: bool, otherwise: str = "") -> None:
         """A chart over the optimizer's steps."""
         axes.set(xlabel="optimizer step", xlim=(0, 1.03 * max(self.steps, 1)))
-        axes.xaxis.get_major_locator().set_params(integer=True, nbins=6)
+        locator: Any = axes.xaxis.get_major_locator()  # matplotlib gives a MaxNLocator, and says any
+        locator.set_params(integer=True, nbins=6)
         _finish(axes, drawn, otherwise)
 
 

@@ -48,8 +48,8 @@ class Journal:
 
     def best(self, name: str) -> int | None:
         """The step at which a quantity was lowest, the first of equals; None where it was never written."""
-        found = lowest(self.lines, name)
-        return found and found[0]
+        at = lowest(self.lines, name)
+        return at and at[0]
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """(steps, values) of one quantity."""
@@ -79,8 +79,8 @@ def _open_board(folder: Path, first_step: int) -> tuple[Any, str]:
 
 
 def _series(lines: list[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
-    found = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
-    return [step for step, _ in found], [value for _, value in found]
+    points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
+    return [step for step, _ in points], [value for _, value in points]
 
 
 def lowest(lines: list[dict[str, Any]], name: str) -> tuple[int, float] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ...storage.files import write_whole
@@ -25,7 +25,7 @@ class MemoryLog:
         folder: Path,
         resume_step: int,
         total: int,
-        measure: Callable[[], dict[str, float]],
+        measure: Callable[[], Mapping[str, float]],
         name: str = "memory.jsonl",
     ):
         self.path, self.measure = folder / name, measure
@@ -37,9 +37,9 @@ class MemoryLog:
         """After each step; `step` is its absolute number. OSError where the line cannot be written."""
         if step % self.every:
             return
-        found = self.measure()
-        if found:
-            line = {"step": step, **found}
+        measured = self.measure()
+        if measured:
+            line = {"step": step, **measured}
             self.lines.append(line)
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
@@ -47,7 +47,7 @@ class MemoryLog:
     def series(self) -> dict[str, tuple[list[int], list[int]]]:
         """{name: (steps, bytes)}."""
         names = dict.fromkeys(name for line in self.lines for name in line if name != "step")
+        each = {name: [line for line in self.lines if name in line] for name in names}
         return {
-            name: tuple(zip(*((line["step"], line[name]) for line in self.lines if name in line), strict=True))
-            for name in names
+            name: ([line["step"] for line in lines], [line[name] for line in lines]) for name, lines in each.items()
         }

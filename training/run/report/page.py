@@ -92,7 +92,7 @@ class RunPage:
             return {"left": left / _WIDTH, "right": 1 - 0.2 / _WIDTH, "top": top, "bottom": bottom}
 
         spec = figure.add_gridspec(1, 2, width_ratios=(1.8, 1), wspace=0.05, **band(0, 0.2, 0.45, 0.15))
-        self._draw_text([figure.add_subplot(cell) for cell in spec], state, text, measured)
+        self._draw_text([figure.add_subplot(spec[0, k]) for k in range(2)], state, text, measured)
         spec = figure.add_gridspec(2, 4, wspace=0.26, hspace=0.36, **band(1, 0.7, 0.4, 0.6))
         charts = RunCharts(
             self.journal, self.memory, self.plan.objective.loss_of_nothing, self.config.optimizer.clip_norm, self._steps
@@ -102,10 +102,9 @@ class RunPage:
             of = "Held-out pairs" if self.data.held_out else "Training pairs (none were held out)"
             title = f"{of} over the run: base | refined | target"
             figure.text(0.2 / _WIDTH, 1 - (ends[2] + 0.25) / height, title, fontsize=12, weight="bold")
-            shape = (len(rows), _COLUMNS)
-            spec = figure.add_gridspec(
-                *shape, wspace=0.05, hspace=0.05, height_ratios=[_aspect(row) for row in rows], **band(2, 0.2, 0.65, 0)
-            )
+            heights = [_aspect(row) for row in rows]
+            place: dict[str, Any] = band(2, 0.2, 0.65, 0)
+            spec = figure.add_gridspec(len(rows), _COLUMNS, wspace=0.05, hspace=0.05, height_ratios=heights, **place)
             _draw_pictures(figure, spec, rows)
         return figure
 

@@ -100,7 +100,7 @@ def machine_of(plan: Plan) -> dict[str, Any]:
     }
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_report(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 

@@ -44,15 +44,15 @@ class StepHealth:
         step: int,
         loss: float,
         norm: float,
-        origin: Callable[[float], str],
-        kept: Callable[[], str],
+        cause: Callable[[float], str],
+        which_checkpoint: Callable[[], str],
         bad_rank: int | None = None,
     ) -> bool:
         """The optimizer's step number `step` (from 1), after unscaling and clipping; False where it was skipped.
 
-        loss, norm: of this step, the same on all ranks. Asked only when the run ends, and then on all of them:
-        origin(loss scale), what went wrong first, or "", and kept, which checkpoint is there; what `bad_rank` (of one
-        process: None) says of the former is told by all of them, what the first says of the latter. Raises
+        loss, norm: of this step, the same on all ranks. bad_rank: the first whose numbers are not finite; None of one
+        process. Asked only when the run ends, and then on all ranks: cause(loss scale), what went wrong first, or "",
+        of which all tell what `bad_rank` says, and which_checkpoint, of which all tell what the first says. Raises
         TrainingFailed; the weights are then as they were before the step.
         """
         finite, scale = math.isfinite(loss) and math.isfinite(norm), self.scaler.get_scale()
@@ -71,14 +71,14 @@ class StepHealth:
             text += f", first on rank {bad_rank}"
         if complaint:
             text += f" ({complaint}; the last scales were {self.scale.tail()})"
-        first = self.world.tell(self._ask(origin, scale), bad_rank or 0)
+        first = self.world.tell(self._ask(cause, scale), bad_rank or 0)
         text += f". First not finite: {first}" if first else ""
-        raise TrainingFailed(f"{text}. The weights are as they were before; {self.world.tell(kept())}.")
+        raise TrainingFailed(f"{text}. The weights are as they were before; {self.world.tell(which_checkpoint())}.")
 
     @staticmethod
-    def _ask(origin: Callable[[float], str], scale: float) -> str:
+    def _ask(cause: Callable[[float], str], scale: float) -> str:
         try:
-            return origin(scale)
+            return cause(scale)
         except RuntimeError:  # out of memory, say: what is known already must still be told
             return ""
 

@@ -67,13 +67,13 @@ class LeakWatch:
         self._seen += 1
         if self._seen <= self.warm_up or self._seen % self.every:
             return
-        found = self.measure()
-        if not found:
+        measured = self.measure()
+        if not measured:
             return
         self.steps.append(step)
-        for name, value in found.items():
+        for name, value in measured.items():
             self.samples.setdefault(name, []).append(value)
-        for name in found:
+        for name in measured:
             for first in (0, len(self.steps) // 2):
                 self._judge(name, self.steps[first:], self.samples[name][first:])
         if len(self.steps) >= self.MOST:

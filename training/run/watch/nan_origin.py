@@ -18,8 +18,11 @@ __all__ = ["FirstBadGradient", "find_origin", "refuse_without_gradient"]
 class Found(Protocol):
     """What a look at the forward pass gives: the first layer at fault, or None (training/precision/guard.py)."""
 
-    found: Any
-    name: str
+    @property
+    def found(self) -> Any: ...
+
+    @property
+    def name(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,8 @@ class FirstBadGradient:
 
     def __init__(self, module: nn.Module):
         self.found: BadGradient | None = None
-        self._module, self._handles = module, []
+        self._module = module
+        self._handles: list[Any] = []
         self._last: tuple[str, Tensor] | None = None
 
     def __enter__(self) -> FirstBadGradient:
@@ -134,13 +138,13 @@ def refuse_without_gradient(net: nn.Module, parameters: dict[str, nn.Parameter],
 def _replaced_attention(net: nn.Module) -> list[str]:
     """What is called for attention in the place of torch's and diffusers' own functions."""
     attention = torch.nn.functional.scaled_dot_product_attention
-    found = {} if attention is torch._C._nn.scaled_dot_product_attention else {_name_of(attention): None}
+    names = {} if attention is torch._C._nn.scaled_dot_product_attention else {_name_of(attention): None}
     for layer in net.modules():
         processor = getattr(layer, "processor", None)
         kind = processor if hasattr(processor, "__qualname__") else type(processor)
         if processor is not None and not str(kind.__module__).startswith("diffusers."):
-            found[_name_of(kind)] = None
-    return list(found)
+            names[_name_of(kind)] = None
+    return list(names)
 
 
 def _name_of(function: Any) -> str:
