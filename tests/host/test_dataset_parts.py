@@ -18,15 +18,6 @@ def results(host_path, tmp_path_factory):
     return run_in_host("dataset_in_host.py", host_path, folder, str(made[0].parent))
 
 
-@pytest.fixture
-def check(results, request):
-    """The results of the check that the test is named after."""
-    found = results[request.node.originalname.removeprefix("test_")]
-    if "failed" in found:
-        pytest.fail(found["failed"])
-    return found
-
-
 def test_vae_overflow_is_encoded_in_float32(check):
     assert not check["host alone is finite"], "the test's VAE must overflow, or it shows nothing"
     assert check["error against float32"] < 1e-4
