@@ -79,7 +79,7 @@ def _train(*options: Node) -> Group:
 
 
 LAYOUTS: dict[str, Layout] = {
-    "train_refiner": [_build_and_train(Node(8, height=640))],
+    "train_refiner": [_build_and_train(Node(8, height=920))],
     "refine": [
         [
             _make_base(1),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
+from ..training.config.choices import PrecisionChoice
 from ..training.config.network import PRESETS
 from .host.api import io, loading, ui
 from .host.paths import list_refiners
@@ -69,7 +70,8 @@ class Ref2VTrainRefiner(Node):
                     min=1e-7,
                     max=1.0,
                     step=1e-6,
-                    tooltip="Peak of the learning rate, after a short warm-up; it falls to zero by the end.",
+                    tooltip="Peak of the learning rate, after a short warm-up; it falls to zero by the end, unless "
+                    "Training Options has another schedule.",
                 ),
                 declare(
                     io.Int.Input,
@@ -83,10 +85,11 @@ class Ref2VTrainRefiner(Node):
                 declare(
                     io.Combo.Input,
                     "precision",
-                    options=["fp32", "bf16", "fp16", "pure_bf16"],
+                    options=list(get_args(PrecisionChoice)),
                     default="fp32",
                     tooltip="Of the computation; weights stay in float32. bf16 is faster on recent GPUs. pure_bf16 "
-                    "keeps the weights in bfloat16 too and needs less memory.",
+                    "keeps the weights in bfloat16 too and needs less memory. auto: bf16 where the device has it in "
+                    "hardware, else fp32.",
                 ),
                 seed_input("The same seed, settings and dataset give the same refiner."),
                 declare(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from ..training.config.choices import Moments, RoundingChoice
+from ..training.config.choices import Extension, Loss, Moments, RoundingChoice, Schedule
 from ..training.config.options import build_options, default_of
 from ..training.config.sections import MOST_RANK
 from .host.api import io
@@ -18,6 +18,60 @@ _MOST = 1_000_000  # of an input that has no upper limit of its own
 def _input(kind: Any, name: str, tooltip: str, **limits: Any) -> Any:
     """An input whose default is the configuration's."""
     return declare(kind, name, default=default_of(name), tooltip=tooltip, **limits)
+
+
+def _later_inputs() -> list[Any]:
+    """Inputs that came after `more`: optional, so that earlier graphs go on without them."""
+    integer, number, switch = io.Int.Input, io.Float.Input, io.Boolean.Input
+
+    def later(kind: Any, name: str, tooltip: str, **limits: Any) -> Any:
+        return _input(kind, name, tooltip, optional=True, **limits)
+
+    def choice(name: str, options: Any, tooltip: str) -> Any:
+        return later(io.Combo.Input, name, tooltip, options=list(get_args(options)))
+
+    return [
+        later(
+            integer, "max_steps", "Length of the run in steps of training, in the place of epochs; 0 = by epochs.",
+            min=0, max=10**9,
+        ),
+        later(
+            integer, "checkpoint_every",
+            "Steps between two checkpoints; 0 = at an epoch's end, or 30 minutes after the last one, and no more than "
+            "a twentieth of the time.",
+            min=0, max=_MOST,
+        ),
+        later(
+            number, "checkpoint_minutes", "A checkpoint also when so many minutes have passed since the last; 0 = off.",
+            min=0.0, max=10_000.0, step=1.0,
+        ),
+        choice("schedule", Schedule, "How the learning rate falls after its warm-up; constant = it stays at its peak."),
+        later(
+            number, "floor", "Share of the peak that the learning rate ends at; belongs to cosine and linear.",
+            min=0.0, max=0.99, step=0.01,
+        ),
+        choice(
+            "extension", Extension,
+            "What the learning rate does when a finished run is queued again with more epochs or steps. constant: it "
+            "stays at its last value. stretch: it goes on as that of a run of the whole length. refuse: such a run is "
+            "refused, unless its rate does not depend on the length.",
+        ),
+        choice("loss", Loss, "mse: the square of each error. huber: the square up to huber_delta, a line beyond."),
+        later(
+            number, "huber_delta", "Belongs to loss huber: an error of 1 is as large as what the network predicts.",
+            min=0.001, max=float(_MOST), step=0.05,
+        ),
+        later(switch, "tf32", "Let float32 matrices use TF32 in training: faster on NVIDIA GPUs from Ampere on."),
+        later(
+            switch, "compile",
+            "The network through torch.compile: faster steps, after minutes at the first one and at each other size of "
+            "a batch.",
+        ),
+        later(
+            switch, "channels_last",
+            "Convolutions with the channels last in memory: faster on GPUs with tensor cores.",
+        ),
+    ]
 
 
 class Ref2VSetTrainingOptions(Node):
@@ -75,7 +129,7 @@ class Ref2VSetTrainingOptions(Node):
                 _input(
                     integer,
                     "warmup_steps",
-                    "Steps over which the learning rate rises to its peak. Then it falls in a cosine to zero.",
+                    "Steps over which the learning rate rises to its peak. Then it falls as schedule says.",
                     min=0,
                     max=_MOST,
                 ),
@@ -122,7 +176,8 @@ class Ref2VSetTrainingOptions(Node):
                 _input(
                     integer,
                     "validation_every",
-                    "Steps of training between two looks at the held-out pairs; 0 = once an epoch.",
+                    "Steps of training between two looks at the held-out pairs; 0 = once an epoch, and no more than a "
+                    "twentieth of the work.",
                     min=0,
                     max=_MOST,
                 ),
@@ -171,9 +226,10 @@ class Ref2VSetTrainingOptions(Node):
                     multiline=True,
                     optional=True,
                     dynamic_prompts=False,
-                    tooltip="Everything else, as JSON; it wins over the inputs above. training/config/train_config.py "
-                    "lists the settings.",
+                    tooltip="Everything else, as JSON; it wins over the inputs. training/config/sections.py lists the "
+                    "settings.",
                 ),
+                *_later_inputs(),
             ],
             outputs=[
                 declare(

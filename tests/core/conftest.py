@@ -117,7 +117,8 @@ def configuration(dataset: Path, run: Path, **changes) -> TrainConfig:
         "refiner": {"shape": SHAPE},
         "data": {"batch_size": 2},
         "optimizer": {"learning_rate": 3e-3, "warmup_steps": 2},
-        "validation": {"pictures": 1},
+        "validation": {"pictures": 1, "every": "epoch"},
+        "checkpoint": {"every": "epoch"},
         "epochs": 3,
         "ema_decay": 0.9,
     }

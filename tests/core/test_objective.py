@@ -62,6 +62,41 @@ def test_min_snr_without_noise_is_refused(configure, watch):
     assert not configure().run.exists()
 
 
+# ---- Huber's loss ---------------------------------------------------------------------------------------------------
+
+
+def test_hubers_loss_is_the_square_up_to_delta_and_a_line_beyond():
+    r = torch.tensor([[-3.0, -0.5, 0.0, 0.25], [0.5, 0.6, 1.0, 10.0]])[:, :, None, None].requires_grad_()
+    v, delta = torch.zeros_like(r), 0.5
+    expected = [
+        sum(x * x if abs(x) <= delta else 2 * delta * abs(x) - delta**2 for x in row) / 4
+        for row in r.detach().flatten(1).tolist()
+    ]
+    found = flow.huber_per_sample(r, v, 0.7, delta)
+    assert found.tolist() == pytest.approx(expected, rel=1e-6)
+    found.sum().backward()
+    assert r.grad.flatten().abs().max() == 2 * delta / 4  # no error pulls harder than one of delta
+    within = torch.linspace(-0.5, 0.5, 8).reshape(1, 8, 1, 1)
+    square = flow.loss_per_sample(within, within * 0, 1.0)
+    assert torch.equal(flow.huber_per_sample(within, within * 0, 1.0, 0.5), square)
+
+
+def test_a_run_with_hubers_loss_learns_otherwise_and_its_curve_stays_the_square(configure, watch, whole_run):
+    watcher = watch()
+    result = watcher.train(configure(flow={"loss": "huber", "huber_delta": 0.2}, validation__pictures=0))
+    plain = whole_run[1].losses
+    assert watcher.losses[0] == plain[0] and watcher.losses[1:] != plain[1:]
+    assert any("Huber's loss: errors beyond 0.2" in choice for choice in result.report["choices"])
+
+
+def test_a_delta_that_no_error_reaches_is_the_square(configure, watch, whole_run):
+    from training.objectives.residual.file import load_refiner
+
+    result = watch().train(configure(flow={"loss": "huber", "huber_delta": 1e3}, validation__pictures=0))
+    one, other = (load_refiner(path)[0] for path in (result.refiner, whole_run[0].refiner))
+    assert all(torch.allclose(one[name], other[name], rtol=1e-4, atol=1e-6) for name in one)
+
+
 # ---- the histogram of the times -------------------------------------------------------------------------------------
 
 

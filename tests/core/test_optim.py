@@ -10,6 +10,7 @@ from torch.nn import Linear
 
 from training.config.sections import OptimizerConfig
 from training.memory.meter import StorageMeter
+from training.run.optim.build import build_optimizer
 from training.run.optim.ema import EMA, ema_decay
 from training.run.optim.schedule import Schedule, schedule_of, warmup_cosine, warmup_schedule
 
@@ -171,3 +172,24 @@ def test_a_schedule_says_what_is_not_usual():
     assert "finished after 100 steps" in said and "over all 200 steps, so it jumps to 5e-05" in said
     (said,) = Schedule(1e-4, 0, 200, earlier=(100,), extension="constant").sentences(200)
     assert "goes on at its last rate, 2.47e-08" in said
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_eps_reaches_the_optimizer(dtype):
+    """With an eps far above the gradient the first step is rate x gradient / eps instead of the rate itself."""
+    moved = []
+    for eps in (1e-8, 1.0):
+        weight = nn.Parameter(torch.zeros(4, 4, dtype=dtype))
+        options = OptimizerConfig(learning_rate=0.5, weight_decay=0, eps=eps, rounding="master")
+        optimizer = build_optimizer(options, {"w": weight}, 0)
+        weight.grad = torch.full_like(weight, 2**-10)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.5
+        optimizer.step()
+        moved.append(float(weight[0, 0].detach()))
+    assert moved == pytest.approx([-0.5, -0.5 * 2**-10 / (1 + 2**-10)], rel=1e-2)
+
+
+def test_eps_of_a_configuration_that_names_none_is_adamws_own():
+    (default,) = {group["eps"] for group in torch.optim.AdamW([nn.Parameter(torch.zeros(1))]).param_groups}
+    assert OptimizerConfig().eps == default

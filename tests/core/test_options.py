@@ -29,7 +29,9 @@ def test_at_the_defaults_nothing_is_said():
         "weight_decay": 0.01, "warmup_steps": 20, "clip_norm": 1.0, "gradient_checkpointing": False,
         "noise_scale": "auto", "steps": 8, "on_grid": 0.5, "min_snr_gamma": 0, "validation_every": 0,
         "validation_pictures": 4, "keep_checkpoints": 2, "rounding": "auto", "moments": "fp32", "start_from": "",
-        "lora_rank": 0,
+        "lora_rank": 0, "max_steps": 0, "checkpoint_every": 0, "checkpoint_minutes": 0.0, "schedule": "cosine",
+        "floor": 0.0, "extension": "refuse", "loss": "mse", "huber_delta": 1.0, "tf32": False, "compile": False,
+        "channels_last": False,
     }  # fmt: skip
 
 
@@ -41,7 +43,10 @@ def test_at_the_defaults_nothing_is_said():
         ("gradient_checkpointing", True, True), ("noise_scale", " 0.25 ", 0.25), ("noise_scale", "0", 0.0),
         ("steps", 4, 4), ("on_grid", 1.0, 1.0), ("min_snr_gamma", 5.0, 5.0), ("validation_every", 7, 7),
         ("validation_pictures", 0, 0), ("keep_checkpoints", 5, 5), ("rounding", "kahan", "kahan"),
-        ("moments", "bf16", "bf16"),
+        ("moments", "bf16", "bf16"), ("max_steps", 500, 500), ("checkpoint_every", 9, 9),
+        ("checkpoint_minutes", 2.5, 2.5), ("schedule", "constant", "constant"), ("floor", 0.1, 0.1),
+        ("extension", "stretch", "stretch"), ("loss", "huber", "huber"), ("tf32", True, True),
+        ("compile", True, True), ("channels_last", True, True),
     ],
 )  # fmt: skip
 def test_each_input_alone_reaches_its_field_and_no_other(name, value, kept):
@@ -83,6 +88,8 @@ def test_more_that_is_no_json_object_is_one_sentence(more):
         ({}, '{"data": {"repeat": 3}}', r"data\.repeat: "),
         ({}, '{"data": 3}', r"data: "),
         ({"repeats": 2}, '{"data": 3}', r"data: "),
+        ({"huber_delta": 0.5}, "", r"huber_delta belongs to loss huber"),
+        ({"schedule": "constant", "floor": 0.1}, "", r"floor belongs to a rate that falls"),
         ({}, '{"optimizer": 3}', r"optimizer: "),
     ],
 )

@@ -23,7 +23,7 @@ SHAPE = {
     "block_channels": [32, 32], "layers_per_block": 1, "transformer_depth": [0, 0], "middle_depth": 0, "heads": [1, 1],
     "context_dim": 8,
 }  # fmt: skip
-OPTIONS = {"refiner": {"shape": SHAPE}, "validation": {"pictures": 1, "crop": 16}}
+OPTIONS = {"refiner": {"shape": SHAPE}, "validation": {"pictures": 1, "crop": 16, "every": "epoch"}}
 
 
 def write_dataset(folder, seed=0, pairs=8):

@@ -3,7 +3,7 @@
 from typing import Literal
 
 __all__ = [
-    "PRECISIONS_OF_AUTO", "Extension", "Moments", "Precision", "PrecisionChoice", "Rounding", "RoundingChoice",
+    "PRECISIONS_OF_AUTO", "Extension", "Loss", "Moments", "Precision", "PrecisionChoice", "Rounding", "RoundingChoice",
     "Schedule",
 ]
 
@@ -14,4 +14,5 @@ Rounding = Literal["stochastic", "kahan", "master"]
 RoundingChoice = Literal["auto", "stochastic", "kahan", "master"]
 Moments = Literal["fp32", "bf16"]
 Schedule = Literal["cosine", "linear", "constant"]
+Loss = Literal["mse", "huber"]
 Extension = Literal["refuse", "constant", "stretch"]

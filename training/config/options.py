@@ -34,10 +34,21 @@ FIELDS = {
     "moments": "optimizer.moments",
     "start_from": "refiner.start_from",
     "lora_rank": "lora.rank",
+    "max_steps": "max_steps",
+    "checkpoint_every": "checkpoint.every",
+    "checkpoint_minutes": "checkpoint.minutes",
+    "schedule": "optimizer.schedule",
+    "floor": "optimizer.floor",
+    "extension": "optimizer.extension",
+    "loss": "flow.loss",
+    "huber_delta": "flow.huber_delta",
+    "tf32": "tf32",
+    "compile": "compile",
+    "channels_last": "channels_last",
 }
 """Input of Training Options -> field of the configuration."""
 
-_OFF = {"min_snr_gamma": 0, "start_from": "", "lora_rank": 0}  # what stands for None
+_OFF = {"min_snr_gamma": 0, "start_from": "", "lora_rank": 0, "max_steps": 0}  # what stands for None
 _EXAMPLE = 'a JSON object such as {"optimizer": {"betas": [0.9, 0.95]}}'
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from .choices import Extension, Moments, Rounding, RoundingChoice, Schedule
+from .choices import Extension, Loss, Moments, Rounding, RoundingChoice, Schedule
 from .network import PRESETS
 from .section import PlainPath, Section
 
@@ -67,7 +67,7 @@ class FlowConfig(Section):
     min_snr_gamma: float | None = Field(
         None, gt=0, le=1e6, allow_inf_nan=False, description="gamma of the loss's Min-SNR weighting; none = no weights"
     )
-    loss: Literal["mse", "huber"] = Field("mse", description="of each element: its square, or Huber's (flow.py)")
+    loss: Loss = Field("mse", description="of each element: its square, or Huber's (flow.py)")
     huber_delta: float = Field(1.0, gt=0, le=1e6, description="error from which Huber's loss grows in a line")
 
     @field_validator("noise_scale", mode="before")

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import torch
 
+from ..config.choices import Precision
 from .device import support
 
-__all__ = ["training_advice"]
+__all__ = ["automatic_precision", "training_advice"]
 
 # a parameter that is trained: weight, gradient and AdamW's state, pure_bf16 with bf16 moments; a frozen one: weight
 _BYTES = {"fp32": (16, 4), "pure_bf16": (8, 2)}
+
+
+def automatic_precision(device: torch.device) -> tuple[Precision, str]:
+    """(what precision "auto" is on the device, why). Never fp16 or pure_bf16: those are a choice of their own."""
+    found = support(device, torch.bfloat16)
+    if found.runs and found.native:
+        return "bf16", "this device has it in hardware"
+    return "fp32", found.why
 
 
 def training_advice(device: torch.device, parameters: int, adapters: int = 0) -> str:

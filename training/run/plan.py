@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 import torch
 
+from ..config.choices import Precision
 from ..config.train_config import TrainConfig
 from ..data.shards import RefinerDataset
 from ..errors import BadInput
 from ..objectives.base import Compute, ObjectivePlan
 from ..objectives.choose import plan_objective
-from ..precision.advice import training_advice
-from .optim.schedule import warmup_cosine
+from ..precision.advice import automatic_precision, training_advice
+from ..precision.speed import channels_last_sentence, compile_sentence, tf32_sentence
+from .cadence import ValidationCadence, validation_cadence
+from .optim.schedule import Schedule, schedule_of
 
 LARGE_FOR_A_CPU = 20_000_000  # parameters; pixel-small, which is meant for CPUs too, has one million
 LONG = 3600  # seconds of a run from which on a CPU's pace is remarked on
@@ -27,7 +29,10 @@ class Plan:
     compute: Compute
     micro_per_epoch: int
     total_steps: int
-    horizon: int  # steps until the learning rate is zero
+    epochs: float  # of the whole run; with max_steps it may end within one
+    schedule: Schedule  # of the learning rate
+    validation: ValidationCadence
+    precision: Precision  # what "auto" came to
     choices: list[str] = field(default_factory=list)  # what was chosen and why, for people
 
     def epoch_of(self, step: int, accumulation: int) -> int:
@@ -41,7 +46,16 @@ def make_plan(config: TrainConfig, data: RefinerDataset, micro_per_epoch: int) -
     objective = plan_objective(config, data, choices)
     size = objective.size
     device = choose_device(config, choices)
+    if config.precision == "auto":
+        precision, why = automatic_precision(device)
+        config = config.model_copy(update={"precision": precision})
+        choices.append(f"precision {precision}: {why}")
+    else:
+        precision = config.precision
     choices.append(_precision_sentence(config))
+    autocast = AUTOCAST[config.precision]
+    weights = torch.bfloat16 if config.precision == "pure_bf16" else torch.float32
+    choices += _speed_sentences(config, device, autocast or weights)
     adapters = objective.adapters
     choices.append(training_advice(device, size.parameters, adapters.parameters if adapters else 0))
     if config.gradient_checkpointing:
@@ -59,16 +73,32 @@ def make_plan(config: TrainConfig, data: RefinerDataset, micro_per_epoch: int) -
             f"so an epoch draws {drawn} samples where {there} would do; a smaller batch makes more steps of the same "
             "work"
         )
-    total_steps = math.ceil(config.epochs * micro_per_epoch / config.data.accumulation)
-    horizon = config.optimizer.horizon_steps or total_steps
-    choices += _warmup_remark(config, total_steps, horizon)
-    weights = torch.bfloat16 if config.precision == "pure_bf16" else torch.float32
+    total_steps = config.total_steps(micro_per_epoch)
+    epochs: float = config.epochs
+    if config.max_steps is not None:
+        epochs = round(total_steps * config.data.accumulation / micro_per_epoch, 2)
+        choices.append(f"max_steps {total_steps:,} in the place of epochs: {epochs:,g} of them")
+    if any(length >= total_steps for length in config.optimizer.extended_from):
+        raise BadInput(
+            f"optimizer.extended_from: expected lengths below the {total_steps} steps of the run, got "
+            f"{list(config.optimizer.extended_from)}."
+        )
+    schedule = schedule_of(config.optimizer, total_steps)
+    choices += schedule.sentences(total_steps)
+    choices += _warmup_remark(config, total_steps, schedule)
+    validation = validation_cadence(
+        config, data, micro_per_epoch=micro_per_epoch, total=total_steps, walk=len(objective.sigmas) - 1
+    )
+    choices += [validation.why] if validation.why else []
     return Plan(
         objective=objective,
-        compute=Compute(device, AUTOCAST[config.precision], weights),
+        compute=Compute(device, autocast, weights),
         micro_per_epoch=micro_per_epoch,
         total_steps=total_steps,
-        horizon=horizon,
+        epochs=epochs,
+        schedule=schedule,
+        validation=validation,
+        precision=precision,
         choices=choices,
     )
 
@@ -86,16 +116,25 @@ def _crop_remark(crop: int | None, data: RefinerDataset) -> list[str]:
     return [f"crop {crop}: {short} of {len(sizes)} pairs are shorter on a side, and whole there"]
 
 
-def _warmup_remark(config: TrainConfig, total: int, horizon: int) -> list[str]:
+def _warmup_remark(config: TrainConfig, total: int, schedule: Schedule) -> list[str]:
     """What becomes of the learning rate where the run ends before its warm-up does."""
-    warmup, last = config.optimizer.warmup_steps, min(total, horizon)
+    warmup, constant = config.optimizer.warmup_steps, schedule.kind == "constant"
+    last = total if constant else min(total, schedule.horizon)
     if warmup < last:
         return []
-    share = warmup_cosine(last - 1, warmup, horizon)
+    over = "the run ends" if constant else "the rate is to fall"
     return [
-        f"optimizer.warmup_steps {warmup} is not over when the rate is to fall, after {last} steps: the learning rate "
-        f"comes to {share:.1%} of {config.optimizer.learning_rate:g} at most; take a shorter warm-up or more steps"
+        f"optimizer.warmup_steps {warmup} is not over when {over}, after {last} steps: the learning rate "
+        f"comes to {schedule.factor(last - 1):.1%} of {config.optimizer.learning_rate:g} at most; take a shorter "
+        "warm-up or more steps"
     ]
+
+
+def _speed_sentences(config: TrainConfig, device: torch.device, compute: torch.dtype) -> list[str]:
+    """What the options that make a step faster do here; BadInput where one cannot work."""
+    said = [tf32_sentence(device)] if config.tf32 else []
+    said += [channels_last_sentence(device, compute)] if config.channels_last else []
+    return [*said, compile_sentence(device)] if config.compile else said
 
 
 def pace_remark(plan: Plan, first: float, step: int) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["run_settings"]
+__all__ = ["run_settings", "tf32_allowed"]
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # without it torch refuses cuBLAS in deterministic mode
 
@@ -36,6 +36,33 @@ def run_settings(deterministic: bool) -> Iterator[None]:
             torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
             if workspace is None:
                 os.environ.pop(_WORKSPACE, None)
+
+
+@contextmanager
+def tf32_allowed(allowed: bool) -> Iterator[None]:
+    """Within the block an NVIDIA GPU may use TF32 for matrices and convolutions in FP32, if `allowed`; else nothing
+    changes. Afterwards it is as it was."""
+    if not allowed:
+        yield
+        return
+    matrices, convolutions = _matrices(), _convolutions()
+    try:
+        _set_matrices("high" if isinstance(matrices, str) else ("tf32",) * len(matrices))
+        if convolutions is not None:
+            torch.backends.cudnn.allow_tf32 = True
+        yield
+    finally:
+        _set_matrices(matrices)
+        if convolutions is not None:
+            torch.backends.cudnn.allow_tf32 = convolutions
+
+
+def _convolutions() -> bool | None:
+    """Whether they may use TF32; None where another program speaks to torch of each kind, which is left alone."""
+    try:
+        return torch.backends.cudnn.allow_tf32
+    except RuntimeError:
+        return None
 
 
 def _matrices() -> str | tuple[str, ...]:

@@ -152,7 +152,7 @@ class Recorder:
     def done(self, measured: Evaluation, watched: dict[str, Any]) -> RunResult:
         self.saver.wait()
         state, total = self.state, self.plan.total_steps
-        message = f"Trained {total} steps ({self.config.epochs} epochs) in {state.seconds:.0f} s."
+        message = f"Trained {total} steps ({self.plan.epochs:g} epochs) in {state.seconds:.0f} s."
         self._draw_page("done", message, measured)
         report = reports.write(
             self.folder.path, self.config, self.plan, self.data, self.journal, measured,

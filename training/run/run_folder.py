@@ -1,6 +1,7 @@
 """A run's folder: what is in it, and what a second start with the same name means.
 
-    config.json         the whole configuration, the identity that decides the weights, and the data's hash
+    config.json         the whole configuration, the identity that decides the weights, the data's hash, how it is
+                        validated (training/run/cadence.py, LOOKS), and the shorter runs that it was made of
     status.json         running | stopped | failed | done, with step and message
     metrics.jsonl       one line a step; tensorboard/ the same
     memory.jsonl        bytes in use, now and then
@@ -27,7 +28,8 @@ from typing import IO, Any
 
 import torch
 
-from ..config.identity import differences
+from ..config.identity import differences, without_length
+from ..config.sections import OptimizerConfig
 from ..config.train_config import TrainConfig
 from ..data.loading import is_dead_loader
 from ..errors import BadInput, TrainingFailed
@@ -37,6 +39,7 @@ from ..objectives.sdxl_refiner.file import load_meta as load_sdxl_meta
 from ..storage.file_lock import LOCK, hold_lock, release_lock
 from ..storage.files import beside_of, replace, write_whole
 from ..storage.staged_folder import aside_name
+from .cadence import LOOKS
 from .checkpoints.checkpoint import list_steps
 from .layout import ADAPTERS, CHECKPOINTS, EARLIER_CHECKPOINTS, REFINER
 
@@ -63,27 +66,53 @@ class RunFolder:
         _write_json(self.path / "status.json", {"state": state, "step": step, "total": total, "message": message})
 
     def is_finished(self) -> bool:
-        """Whether the run was done and what it gave is still whole."""
-        return self.status().get("state") == "done" and self._has_refiner() and bool(_read_json(self.report))
+        """Whether the run was done, at its present length, and what it gave is still whole."""
+        status, earlier = self.status(), self._earlier()
+        done = status.get("state") == "done" and not (earlier and earlier[-1]["steps"] == status.get("step"))
+        return done and self._has_refiner() and bool(_read_json(self.report))
 
     def holds(self, config: TrainConfig, data_hash: str) -> bool:
         """Whether the run in the folder, finished or not, is this very one."""
-        stored = _read_json(self.path / "config.json")
+        stored = self._stored()
         return bool(stored) and not _changes(stored, this_run(self.as_begun(config), data_hash))
 
     def as_begun(self, config: TrainConfig) -> TrainConfig:
-        """The configuration, with what it leaves to "auto" as the run that the folder holds was begun with."""
-        return config.as_begun(_read_json(self.path / "config.json").get("identity"))
+        """The configuration, with what it leaves open as the run that the folder holds was begun with."""
+        stored = self._stored()
+        config = config.as_begun(stored.get("identity"))
+        if config.validation.every == 0 and stored and stored.get("looks", 1) < LOOKS and self._has_learned():
+            config = config.model_copy(update={"validation": config.validation.model_copy(update={"every": "epoch"})})
+        return config
 
-    def claim(self, config: TrainConfig, data_hash: str) -> None:
-        """Make the folder this run's own until `release`.
+    def extended(self, config: TrainConfig, total_steps: int) -> TrainConfig:
+        """The configuration, with the lengths that the run had before where the folder holds it finished and shorter.
+
+        total_steps: of the run that is asked for. The same configuration where the rate does not depend on the length,
+        where optimizer.extension refuses, and where the folder holds something else; `claim` then decides.
+        """
+        identity = self._stored().get("identity")
+        if config.optimizer.extended_from or not (self.is_finished() and isinstance(identity, dict)):
+            return config
+        before = self._steps()
+        lengths = _lengths_before(config.optimizer, identity, before)
+        same = lengths and without_length(identity) == without_length(config.identity())
+        if total_steps <= before or not same:
+            return config
+        return config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"extended_from": lengths})})
+
+    def earlier(self) -> list[dict[str, Any]]:
+        """The shorter runs that the folder's run was made of, as `this_run` has them: their checkpoints are its own."""
+        return [{"identity": each["identity"], "data": each["data"]} for each in self._earlier()]
+
+    def claim(self, config: TrainConfig, data_hash: str, total_steps: int = 0) -> None:
+        """Make the folder this run's own until `release`. A finished run becomes one of `total_steps` where they are
+        more and nothing but its length differs; what it gave stays until the longer one is done.
 
         BadInput where another process trains in it, or where it holds a run of another configuration or other data of
         which something was learned. A finished run whose refiner has been deleted or damaged is trained again from the
         start: its checkpoints go, so that nothing goes on silently from trained weights.
         """
-        new = this_run(config, data_hash)
-        stored = _read_json(self.path / "config.json")
+        new, stored = this_run(config, data_hash), self._stored()
         ours = {LOCK, beside_of(self.path / "config.json").name}  # a kill while a run begins leaves no more than these
         others = [file for file in self.path.iterdir() if file.name not in ours] if self.path.is_dir() else []
         if others and not stored:
@@ -105,15 +134,22 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._hold()
             self._hide_checkpoints()
-            if changed and self._has_learned():
+            earlier, longer = self._earlier(), bool(changed) and self._is_made_longer(stored, config, new, total_steps)
+            if longer:
+                earlier.append({name: stored[name] for name in new} | {"steps": self._steps()})
+            elif changed and self._has_learned():
                 raise BadInput(
                     f"Run {self.path.name!r} exists with another configuration ({'; '.join(changed)}): "
-                    "give the new run another name, or set if_run_exists to start over."
+                    f"give the new run another name, or set if_run_exists to start over{self._or_extend(stored, new)}."
                 )
+            elif changed:
+                earlier = []
             if self.status().get("state") == "done" and not self._has_refiner():
                 shutil.rmtree(self.checkpoints, ignore_errors=True)
                 (self.path / "metrics.jsonl").unlink(missing_ok=True)
-            _write_json(self.path / "config.json", {**new, "config": config.model_dump(mode="json")})
+            looks = stored.get("looks", 1) if stored and self._has_learned() else LOOKS
+            added = {"looks": looks, **({"earlier": earlier} if earlier else {})}
+            _write_json(self.path / "config.json", {**new, **added, "config": config.model_dump(mode="json")})
         except OSError as error:
             raise BadInput(f"Run folder {self.path}: cannot be written ({error.strerror}).") from error
 
@@ -122,6 +158,45 @@ class RunFolder:
         if self._lock is not None:
             release_lock(self._lock)
             self._lock = None
+
+    def _stored(self) -> dict[str, Any]:
+        """config.json; {} where there is none."""
+        return _read_json(self.path / "config.json")
+
+    def _steps(self) -> int:
+        """Those of the run when its status was last written."""
+        steps = self.status().get("step")
+        return steps if isinstance(steps, int) else 0
+
+    def _earlier(self) -> list[dict[str, Any]]:
+        """{"identity", "data", "steps"} of each shorter run that the run was made of, the shortest first."""
+        earlier = self._stored().get("earlier")
+        kept = earlier if isinstance(earlier, list) else []
+        return [each for each in kept if isinstance(each, dict) and {"identity", "data", "steps"} <= each.keys()]
+
+    def _is_made_longer(
+        self, stored: dict[str, Any], config: TrainConfig, new: dict[str, Any], total_steps: int
+    ) -> bool:
+        """Whether the folder's run is finished, and `new` is the same run but for a greater length."""
+        if not (self.is_finished() and _differ_in_length_alone(stored, new)):
+            return False
+        before, options, theirs = self._steps(), config.optimizer, stored["identity"]["optimizer"]
+        if theirs.get("extended_from") and theirs.get("extension") != options.extension:
+            return False  # the rate of what was added first would be told wrongly
+        if options.depends_on_length and options.extension == "refuse":
+            return False
+        return total_steps > before and options.extended_from == _lengths_before(options, stored["identity"], before)
+
+    def _or_extend(self, stored: dict[str, Any], new: dict[str, Any]) -> str:
+        """How the run could be made longer, where that is all that is asked for."""
+        if not (self.is_finished() and _differ_in_length_alone(stored, new)):
+            return ""
+        if "extended_from" in new["identity"]["optimizer"] or "extended_from" in stored["identity"]["optimizer"]:
+            return ""
+        return (
+            '; a finished run is made longer with optimizer.extension "constant" (the learning rate stays at its last '
+            'value) or "stretch" (it goes on as that of a run of the whole length)'
+        )
 
     def _hold(self) -> None:
         """Take the folder's lock, which ends with this process at the latest; BadInput where another one has it."""
@@ -226,6 +301,22 @@ class RunFolder:
 def this_run(config: TrainConfig, data_hash: str) -> dict[str, Any]:
     """What decides the trained weights, as config.json keeps it."""
     return {"identity": config.identity(), "data": data_hash}
+
+
+def _lengths_before(options: OptimizerConfig, identity: dict[str, Any], before: int) -> tuple[int, ...]:
+    """optimizer.extended_from of a run of `identity` that was finished after `before` steps and is made longer."""
+    theirs = identity.get("optimizer")
+    if not options.depends_on_length or options.extension == "refuse" or not isinstance(theirs, dict):
+        return ()
+    lengths = theirs.get("extended_from") or ()
+    return tuple(lengths) if lengths and options.extension == "constant" else (*lengths, before)
+
+
+def _differ_in_length_alone(stored: dict[str, Any], new: dict[str, Any]) -> bool:
+    identity = stored.get("identity")
+    if not isinstance(identity, dict) or not isinstance(identity.get("optimizer"), dict):
+        return False
+    return without_length(identity) == without_length(new["identity"]) and stored.get("data") == new["data"]
 
 
 def _changes(stored: dict[str, Any], new: dict[str, Any]) -> list[str]:

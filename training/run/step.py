@@ -69,8 +69,12 @@ class TrainStep:
         compiled: nn.Module | None = None,
         accumulating: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ):
-        """compiled: what is called in the place of `net`, over the same weights. accumulating: gives what forward and
-        backward passes are to run in."""
+        """
+        Args:
+            compiled: what is called in the place of `net`, over the same weights. What is wrong with a step is looked
+                for in `net`, for the compiler hides the layers.
+            accumulating: gives what forward and backward passes are to run in.
+        """
         self.called, self.accumulating = net if compiled is None else compiled, accumulating
         self.world = world or World()
         self.objective, self.net, self.parameters = objective, net, trainables(net)

@@ -26,14 +26,15 @@ from ..objectives.choose import choose_objective
 from ..objectives.evaluate import FLOAT32
 from ..objectives.trainables import build_on, trainables
 from ..precision.scaling import needs_scaler
+from ..precision.speed import has_tf32
+from .cadence import CheckpointCadence
 from .checkpoints import checkpoint as checkpoints
 from .checkpoints.resume import average_sentence, checkpoint_of, refuse_other_position, restore, resumed_sentences
 from .feed import BatchFeed
 from .optim.build import begin_from, build_optimizer, exact_weights
 from .optim.ema import EMA
-from .optim.schedule import warmup_cosine
 from .plan import Plan, make_plan
-from .process_settings import run_settings
+from .process_settings import run_settings, tf32_allowed
 from .recorder import Observer, Recorder, RunResult, Silent, failure_of
 from .report import report as reports
 from .report.page import PAGE
@@ -77,10 +78,12 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         flip=config.data.mirror,
         caption_dropout=config.data.caption_dropout,
     )
+    config = folder.extended(config, config.total_steps(source.per_epoch))
     plan = make_plan(config, data, source.per_epoch)
+    config = config.model_copy(update={"precision": plan.precision})  # what "auto" came to is part of the run
 
     # ---- the same run before? ----------------------------------------------------------------------------------
-    folder.claim(config, data.content_hash)
+    folder.claim(config, data.content_hash, plan.total_steps)
     if folder.is_finished():
         message = f"Run {folder.path.name!r} was finished before with this very configuration and data: reused."
         observer.on_message(message)
@@ -101,17 +104,19 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         objective, net, optimizer, scaler, StepHealth(config.health, optimizer, scaler, net, world),
         accumulation=config.data.accumulation, clip_norm=config.optimizer.clip_norm,
         histogram=objective.histogram(), world=world,
+        compiled=torch.compile(net) if config.compile else None,  # type: ignore[arg-type]  # a module, says its docs
+        accumulating=lambda: tf32_allowed(config.tf32 and has_tf32(world.device)),
     )
     exact = exact_weights(optimizer)
 
     # ---- begun, or taken up from a checkpoint ------------------------------------------------------------------
     run, parameters = this_run(config, data.content_hash), train_step.parameters
-    checkpoint, sentences = checkpoints.take_up(folder.checkpoints, run, parameters)
+    checkpoint, sentences = checkpoints.take_up(folder.checkpoints, run, parameters, folder.earlier())
     for sentence in sentences:
         observer.on_message(sentence)
     if checkpoint:
         state, resumed = restore(checkpoint, train_step, ema), checkpoint.state
-        refuse_other_position(resumed, **_position(config, plan, state.step))
+        refuse_other_position(resumed, run, **_position(config, plan, state.step))
         notes = [average_sentence(state.average_of, config)]
     else:
         state, resumed, notes = State(), None, []
@@ -129,10 +134,9 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
     feed = BatchFeed(
         load_batches(source, state.step * micro + rank, config.data.workers, world.device, every=ranks)
     )
-    asked, once_an_epoch = config.validation.every, max(1, round(plan.micro_per_epoch / micro))
-    every = asked if isinstance(asked, int) and asked else once_an_epoch
     watch, leak = LeakWatch(lambda: memory_of(world.device) if config.health.leak_watch else {}), None
     started = time.monotonic()
+    cadence = CheckpointCadence(config.checkpoint, started)
 
     def save() -> None:
         position = _position(config, plan, state.step)
@@ -140,13 +144,14 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         recorder.save(
             checkpoint_of(state, train_step, ema, recorder.journal, run=run, epoch=epoch, seed=config.seed, **position)
         )
+        cadence.saved(time.monotonic())
 
     with recorder, closing(feed):
         for sentence in resumed_sentences(resumed, plan, config, recorder.journal) if resumed else ():
             observer.on_message(sentence)
         while True:
             # Validation comes before the step: one that a stop broke off is made up for on resume.
-            due = state.step > 0 and state.step % every == 0 and data.held_out and config.validation.pictures
+            due = plan.validation.is_due(state.step)
             if due and not should_stop() and not recorder.journal.has(state.step, "validation/loss"):
                 recorder.sample = validation.look(state.step, recorder.journal, should_stop)
                 if config.keep_best and recorder.journal.best("validation/loss") == state.step:
@@ -161,7 +166,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
             if last:
                 break
 
-            began, rate = time.monotonic(), _rate(config, plan, state.step)
+            began, rate = time.monotonic(), plan.schedule.rate(state.step)
             result = train_step(
                 state.step + 1, feed, rate,
                 while_computing=feed.fetch_ahead if state.step + 1 < plan.total_steps else lambda: None,
@@ -177,7 +182,11 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
             recorder.speed.add(now - began, feed.waited(), train_step.flops)
             recorder.step(result, rate, train_step.health.journalled())
             leak = failure_of(lambda: watch.look(state.step))
-            if plan.epoch_of(state.step, micro) > epochs:
+            ended, saver = plan.epoch_of(state.step, micro) > epochs, recorder.saver
+            due = cadence.is_due(
+                state.step, now, epoch_ended=ended, cost=saver.seconds, writing=saver.is_writing()
+            )
+            if due or state.step == plan.total_steps:  # from the last one a longer run goes on
                 save()
 
         train_step.health.refuse_nothing(state.step)
@@ -211,6 +220,8 @@ def _build_network(objective: Objective, config: TrainConfig, compute: Compute) 
         net: Any = build_on(compute.device, objective.network, weights).train()
     ema = EMA(net, config.ema_decay)  # before the weights are rounded
     nn.Module.to(net, compute.weights)  # diffusers' own `to` warns of an empty list
+    if config.channels_last:
+        nn.Module.to(net, memory_format=torch.channels_last)
     if config.gradient_checkpointing:
         net.enable_gradient_checkpointing()  # diffusers passes use_reentrant=False
     return net, ema
@@ -223,9 +234,4 @@ def _build_scaler(net: nn.Module, compute: Compute) -> torch.amp.GradScaler:
 
 def _position(config: TrainConfig, plan: Plan, step: int) -> dict[str, Any]:
     """What comes after `step` finished ones: the absolute index of its first micro-batch, and its learning rate."""
-    return {"micro_step": step * config.data.accumulation, "learning_rate": _rate(config, plan, step)}
-
-
-def _rate(config: TrainConfig, plan: Plan, step: int) -> float:
-    """The learning rate of the step that follows `step` finished ones."""
-    return config.optimizer.learning_rate * warmup_cosine(step, config.optimizer.warmup_steps, plan.horizon)
+    return {"micro_step": step * config.data.accumulation, "learning_rate": plan.schedule.rate(step)}

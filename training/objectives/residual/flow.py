@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
+from torch.nn.functional import huber_loss
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
 """(x_t [B, C, H, W], t [B]) -> v [B, C, H, W]"""
@@ -50,8 +51,24 @@ def velocity_scale(residual_rms: float, s: float) -> float:
 
 def loss_per_sample(output: Tensor, v: Tensor, c_v: float) -> Tensor:
     """|| net - v / c_v ||^2, averaged over each sample: [B]. In float32 at least, whatever the network computes in."""
+    return _error(output, v, c_v).square().flatten(1).mean(1)
+
+
+def huber_per_sample(output: Tensor, v: Tensor, c_v: float, delta: float) -> Tensor:
+    """2 H(net - v / c_v), averaged over each sample: [B]. Twice Huber's loss (Huber 1964, doi:10.1214/aoms/1177703732):
+
+        2 H(r) = r^2 for |r| <= delta, else 2 delta |r| - delta^2
+
+    so that it equals the square up to delta, and a single large error pulls no harder than one of delta. The target
+    has RMS 1, so a delta of 1 is an error as large as the target itself.
+    """
+    r = _error(output, v, c_v)
+    return 2 * huber_loss(r, torch.zeros_like(r), reduction="none", delta=delta).flatten(1).mean(1)
+
+
+def _error(output: Tensor, v: Tensor, c_v: float) -> Tensor:
     wide = torch.promote_types(torch.promote_types(output.dtype, v.dtype), torch.float32)
-    return (output.to(wide) - v.to(wide) / c_v).square().flatten(1).mean(1)
+    return output.to(wide) - v.to(wide) / c_v
 
 
 def min_snr_weight(t: Tensor, s: float, residual_rms: float, gamma: float) -> Tensor:

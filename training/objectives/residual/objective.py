@@ -133,7 +133,8 @@ class ResidualFlow:
 def batch_loss(
     refiner: Refiner, plan: ResidualPlan, batch: dict[str, Any], seed: int, histogram: TimesHistogram | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(what to differentiate, the plain mean loss) of one micro-batch; they differ under Min-SNR weighting.
+    """(what to differentiate, the plain mean loss) of one micro-batch; they differ under Min-SNR weighting and
+    Huber's loss.
 
     Its noise and times depend on (seed, absolute micro-step) alone. `histogram` counts the times drawn.
     """
@@ -151,9 +152,11 @@ def batch_loss(
         condition.setdefault("pooled", torch.zeros(len(z), plan.unet.pooled_dim, device=z.device))
         condition["time_ids"] = batch["time_ids"]
     output = refiner.output(flow.state(z, b, e, t, plan.s), b, t, condition)
-    losses = flow.loss_per_sample(output, flow.velocity(z, b, e, plan.s), plan.c_v)
-    plain = losses.mean()
-    if plan.min_snr_gamma is None:
-        return plain, plain.detach()
-    weight = flow.min_snr_weight(t, plan.s, plan.residual_rms, plan.min_snr_gamma)
-    return (weight * losses).mean(), plain.detach()
+    v = flow.velocity(z, b, e, plan.s)
+    losses = flow.loss_per_sample(output, v, plan.c_v)
+    plain = losses.mean().detach()
+    if plan.huber_delta is not None:
+        losses = flow.huber_per_sample(output, v, plan.c_v, plan.huber_delta)
+    if plan.min_snr_gamma is not None:
+        losses = flow.min_snr_weight(t, plan.s, plan.residual_rms, plan.min_snr_gamma) * losses
+    return losses.mean(), plain

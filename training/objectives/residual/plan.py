@@ -29,6 +29,7 @@ class ResidualPlan(ObjectivePlan):
     c_v: float  # RMS of what the network predicts
     residual_rms: float  # RMS(z - b) over the training pairs
     min_snr_gamma: float | None
+    huber_delta: float | None  # none: the loss is the square
     on_grid: float  # share of the training times that lie on `grid`
     start: Start | None = None  # the trained refiner that the run goes on from
 
@@ -71,6 +72,7 @@ def plan_residual(config: TrainConfig, data: RefinerDataset, choices: list[str])
         c_v=start.meta.c_v if start else flow.velocity_scale(data.residual_rms, s),
         residual_rms=data.residual_rms,
         min_snr_gamma=config.flow.min_snr_gamma,
+        huber_delta=config.flow.huber_delta if config.flow.loss == "huber" else None,
         on_grid=on_grid,
         start=start,
     )
@@ -131,6 +133,11 @@ def choose_flow(
         raise BadInput("flow.min_snr_gamma: expected a noise scale above 0, got 0: without noise the SNR is infinite.")
     if gamma is not None:
         choices.append(f"Min-SNR weighting t^2 min(SNR(t), {gamma:g}); it gives t = 1 the weight 0")
+    if config.flow.loss == "huber":
+        choices.append(
+            f"Huber's loss: errors beyond {config.flow.huber_delta:g} of the target's RMS count in a line; the journal "
+            "and the reports go on giving the square"
+        )
     if s == 0:
         choices += start.sentences(rms, 1) if start else []
         choices.append("noise scale 0: one-shot mode, trained at t = 1 only and sampled in one step")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from pathlib import Path
 
 from . import checkpoint as checkpoints
@@ -33,16 +34,17 @@ class BackgroundSaver:
         self._error: Exception | None = None
         self._last_step: int | None = None
         self._writes_live = False
+        self.seconds = 0.0  # that the last one took, copy and all
 
     def save(self, checkpoint: Checkpoint, best: int | None = None) -> None:
         """Begin to write a checkpoint; `best` is the step whose checkpoint is kept too. Waits for the one before."""
         self.wait()  # one copy of the state at a time: a slow disk must not fill the memory
         if checkpoint.step == self._last_step:
             return
-        self._last_step = checkpoint.step
+        self._last_step, began = checkpoint.step, time.monotonic()
         self._writes_live = checkpoint.on_cpu()
         written = checkpoint if self._writes_live else checkpoint.snapshot()
-        self._thread = threading.Thread(target=self._write, args=(written, best), name="checkpoint")
+        self._thread = threading.Thread(target=self._write, args=(written, best, began), name="checkpoint")
         self._thread.start()
 
     def check(self) -> None:
@@ -79,8 +81,9 @@ class BackgroundSaver:
                 raise
             _LOG.warning("%s", late)
 
-    def _write(self, checkpoint: Checkpoint, best: int | None) -> None:
+    def _write(self, checkpoint: Checkpoint, best: int | None, began: float) -> None:
         try:
             checkpoints.save(self.folder, checkpoint, self.keep, best)
+            self.seconds = time.monotonic() - began
         except Exception as error:  # raised again where training can hear it
             self._error = error

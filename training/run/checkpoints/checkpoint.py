@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,32 +130,41 @@ def load_newest(
     run: dict[str, Any] | None = None,
     like: Mapping[str, Tensor] | None = None,
     parts: tuple[str, ...] = TENSOR_FILES,
+    earlier: Sequence[dict[str, Any]] = (),
 ) -> tuple[Checkpoint | None, list[str]]:
     """The newest valid checkpoint (None where there is none), and a sentence for each one passed over. Changes nothing.
 
     run: {"identity", "data"} of the run that asks; a checkpoint of another one is passed over.
     like: tensors of the network that will take the weights; a checkpoint with other names or shapes is passed over.
     parts: which of its tensors to read.
+    earlier: the runs that `run` was made longer from; their checkpoints are its own.
     """
-    found, passed_over = _look(folder, run, like, parts)
+    found, passed_over = _look(folder, _runs(run, earlier), like, parts)
     return found, [sentence for _, sentence in passed_over]
 
 
-def load_step(path: Path, run: dict[str, Any] | None = None, parts: tuple[str, ...] = TENSOR_FILES) -> Checkpoint:
+def load_step(
+    path: Path,
+    run: dict[str, Any] | None = None,
+    parts: tuple[str, ...] = TENSOR_FILES,
+    earlier: Sequence[dict[str, Any]] = (),
+) -> Checkpoint:
     """The checkpoint in the folder `path`, of which only the tensors `parts` are read; BadInput says what is wrong."""
     try:
-        return _load(path, run, None, parts)
+        return _load(path, _runs(run, earlier), None, parts)
     except BadInput as error:
         raise BadInput(str(error).replace(" passed over: ", " cannot be used: ", 1)) from error
 
 
-def take_up(folder: Path, run: dict[str, Any], like: Mapping[str, Tensor]) -> tuple[Checkpoint | None, list[str]]:
+def take_up(
+    folder: Path, run: dict[str, Any], like: Mapping[str, Tensor], earlier: Sequence[dict[str, Any]] = ()
+) -> tuple[Checkpoint | None, list[str]]:
     """As `load_newest`, and clear what a kill left half done.
 
     A checkpoint that was passed over gets another name, so that it neither counts among the newest that are kept nor is
     looked at again. Pickles that lie here are named.
     """
-    found, passed_over = _look(folder, run, like)
+    found, passed_over = _look(folder, _runs(run, earlier), like)
     sentences = []
     for path, sentence in passed_over:
         aside = path.with_name(path.name + ASIDE)
@@ -170,23 +179,30 @@ def take_up(folder: Path, run: dict[str, Any], like: Mapping[str, Tensor]) -> tu
     return found, [*sentences, *_pickles(folder)]
 
 
+def _runs(run: dict[str, Any] | None, earlier: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    return None if run is None else [run, *earlier]
+
+
 def _look(
     folder: Path,
-    run: dict[str, Any] | None,
+    runs: list[dict[str, Any]] | None,
     like: Mapping[str, Tensor] | None,
     parts: tuple[str, ...] = TENSOR_FILES,
 ) -> tuple[Checkpoint | None, list[tuple[Path, str]]]:
     passed_over: list[tuple[Path, str]] = []
     for path in reversed(list_steps(folder)):
         try:
-            return _load(path, run, like, parts), passed_over
+            return _load(path, runs, like, parts), passed_over
         except BadInput as error:
             passed_over.append((path, str(error)))
     return None, passed_over
 
 
 def _load(
-    path: Path, run: dict[str, Any] | None, like: Mapping[str, Tensor] | None, parts: tuple[str, ...] = TENSOR_FILES
+    path: Path,
+    runs: list[dict[str, Any]] | None,
+    like: Mapping[str, Tensor] | None,
+    parts: tuple[str, ...] = TENSOR_FILES,
 ) -> Checkpoint:
     """A checkpoint that is whole, of this format, this run and this network; BadInput says what it is not."""
     from safetensors import SafetensorError
@@ -212,8 +228,8 @@ def _load(
         found = Checkpoint(step=state["step"], state=state, **tensors)
         if found.step != step_of(path):
             raise BadInput(f"{path.name} passed over: it is step {found.step} under another name.")
-        if run is not None and state["run"] != run:
-            changed = differences(state["run"], run)
+        if runs is not None and state["run"] not in runs:
+            changed = differences(state["run"], runs[0])
             raise BadInput(f"{path.name} passed over: it is of another run ({'; '.join(changed)}).")
     except BadInput:
         raise
@@ -279,11 +295,19 @@ def restore_optimizer(
     optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter], tensors: dict[str, Tensor]
 ) -> None:
     """The inverse of optimizer_tensors."""
+    import torch
+
     # AdamW keeps its moments beside the parameter, and its step counter there too where a kernel on the device reads it
     counts_on_device = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
     # copies, since on the CPU a loaded tensor is a window into its file, which will be deleted in time
     for key, value in tensors.items():
         name, _, state = key.rpartition("/")
         parameter = parameters[name]
-        stays = state == "step" and not counts_on_device
-        optimizer.state[parameter][state] = value.clone() if stays else value.to(parameter.device, copy=True)
+        if state == "step" and not counts_on_device:
+            optimizer.state[parameter][state] = value.clone()
+        elif counts_on_device and value.shape == parameter.shape:
+            # the kernel reads weights and moments side by side, so they lie alike: channels last, too
+            alike = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
+            optimizer.state[parameter][state] = alike.copy_(value)
+        else:
+            optimizer.state[parameter][state] = value.to(parameter.device, copy=True)

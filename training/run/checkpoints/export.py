@@ -34,9 +34,11 @@ def export_checkpoint(
     run's dataset is now, and the refiner that it went on from, if they were moved. BadInput where a checkpoint is
     missing or damaged, and where `out` is there already and `force` is not given.
     """
+    import torch
+
     from ...data.shards import RefinerDataset
-    from ...objectives.choose import choose_objective
-    from ..plan import make_plan
+    from ...objectives.base import Compute
+    from ...objectives.choose import choose_objective, plan_objective
 
     if out.suffix != ".safetensors":
         raise BadInput(f"--out: expected a file name that ends in .safetensors, got {out.name!r}.")
@@ -53,8 +55,8 @@ def export_checkpoint(
     data = RefinerDataset.open(place)
     if data.content_hash != data_hash:
         raise BadInput(f"--dataset: expected the dataset that this run was trained on, found another one at {place}.")
-    plan = make_plan(config.model_copy(update={"device": "cpu"}), data, 1)
-    objective = choose_objective(config, plan.objective, data, plan.compute)
+    compute = Compute(torch.device("cpu"), None, torch.float32)
+    objective = choose_objective(config, plan_objective(config, data, []), data, compute)
     objective.save(out, found.ema, steps=found.step)
     return [*said, f"Exported the averaged weights of step {found.step} to {out}."]
 
@@ -70,12 +72,12 @@ def _read_config(run: Path) -> tuple[TrainConfig, str]:
 
 
 def _choose(folder: RunFolder, which: str, config: TrainConfig, data_hash: str) -> tuple[Checkpoint, list[str]]:
-    run = this_run(config, data_hash)
+    run, earlier = this_run(config, data_hash), folder.earlier()
     steps = {step_of(path): path for path in list_steps(folder.checkpoints)}
     if not steps:
         raise BadInput(f"--run: expected checkpoints in {folder.checkpoints}, found none.")
     if which == "last":
-        found, passed_over = load_newest(folder.checkpoints, run, parts=("ema",))
+        found, passed_over = load_newest(folder.checkpoints, run, parts=("ema",), earlier=earlier)
         if found is None:
             raise BadInput(f"--checkpoint: none of {folder.path.name!r} can be used: {' '.join(passed_over)}")
         return found, passed_over
@@ -98,4 +100,4 @@ def _choose(folder: RunFolder, which: str, config: TrainConfig, data_hash: str) 
         step = int(which)
         if step not in steps:
             raise BadInput(f"--checkpoint: there is none of step {step}; {there}.")
-    return load_step(steps[step], run, parts=("ema",)), said
+    return load_step(steps[step], run, parts=("ema",), earlier=earlier), said

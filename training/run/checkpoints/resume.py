@@ -79,8 +79,15 @@ def restore(found: Checkpoint, step: TrainStep, ema: EMA) -> State:
     )
 
 
-def refuse_other_position(state: dict[str, Any], *, micro_step: int, learning_rate: float) -> None:
-    """BadInput where this program would not go on as the checkpoint says; only another version of it could."""
+def refuse_other_position(
+    state: dict[str, Any], run: dict[str, Any], *, micro_step: int, learning_rate: float
+) -> None:
+    """BadInput where this program would not go on as the checkpoint says; only another version of it could.
+
+    run: the one that goes on. Where it was made longer from the checkpoint's, its learning rate is another one.
+    """
+    if state["run"] != run:
+        learning_rate = state["schedule"]["learning_rate"]
     for name, kept, now in (
         ("batch", state["sampler"]["micro_step"], micro_step),
         ("learning rate", state["schedule"]["learning_rate"], learning_rate),

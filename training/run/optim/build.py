@@ -23,10 +23,10 @@ def build_optimizer(
     """AdamW; for bfloat16 parameters the one that equals it in float32."""
     groups = decay_groups(parameters, options.weight_decay, everything=options.decay_all)
     if all(parameter.dtype in (torch.float32, torch.float64) for parameter in parameters.values()):
-        return torch.optim.AdamW(groups, betas=options.betas, fused=True)  # one kernel instead of ten
+        return torch.optim.AdamW(groups, betas=options.betas, eps=options.eps, fused=True)  # one kernel instead of ten
     names = {parameter: name for name, parameter in parameters.items()}
     return BF16AdamW(
-        groups, names, lr=options.learning_rate, betas=options.betas,
+        groups, names, lr=options.learning_rate, betas=options.betas, eps=options.eps,
         rounding=options.chosen_rounding, moments=options.moments, seed=seed, compiled=options.compiled,
     )
 

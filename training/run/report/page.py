@@ -118,7 +118,7 @@ class RunPage:
         size = config.data.batch_size * config.data.accumulation
         facts = [message] if message else []
         facts += [
-            f"{self._steps:,} of {plan.total_steps:,} steps ({_count(config.epochs, 'epoch')}) of "
+            f"{self._steps:,} of {plan.total_steps:,} steps ({_count(plan.epochs, 'epoch')}) of "
             f"{_count(size, 'pair')} in {duration(seconds)}{each}; {len(data.train):,} training pairs, "
             f"{len(data.held_out):,} held out",
             f"on {machine.get('gpu', machine['device'])}, {machine['processor']}, {machine['cores']} cores, "
@@ -246,5 +246,5 @@ def _fonts() -> list[str]:
     return ["DejaVu Sans", *[name for name in _OTHER_SCRIPTS if name in there][:1]]
 
 
-def _count(number: int, word: str) -> str:
+def _count(number: float, word: str) -> str:
     return f"{number:,} {word}{'' if number == 1 else 's'}"

@@ -61,7 +61,7 @@ def write(
             "base": data.info["base"],
         },
         "training": {
-            "epochs": config.epochs,
+            "epochs": plan.epochs,
             "steps": plan.total_steps,
             "steps_in_this_session": steps_here,
             "seconds": round(seconds, 1),
