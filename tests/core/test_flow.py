@@ -233,3 +233,17 @@ def test_more_strength_is_never_further_from_the_refined_latent():
     left = [float((flow.blend(b, refined, k) - refined).double().square().mean().sqrt()) for k in strengths]
     assert moved == sorted(moved) and left == sorted(left, reverse=True)
     assert moved[32] == pytest.approx(moved[64] / 2, rel=1e-5)
+
+
+def test_a_mask_of_ones_changes_no_bit_and_one_of_zeros_hides_what_it_covers():
+    output, v = torch.randn(2, 3, 4, 6, 6, generator=torch.Generator().manual_seed(0))
+    plain = flow.loss_per_sample(output, v, 0.7)
+    assert torch.equal(flow.loss_per_sample(output, v, 0.7, torch.ones(3, 1, 6, 6)), plain)
+    mask = torch.zeros(3, 1, 6, 6)
+    mask[:, :, :2] = 1
+    hidden = output.clone()
+    hidden[:, :, 2:] = 1e3
+    masked = flow.loss_per_sample(hidden, v, 0.7, mask)
+    assert torch.allclose(masked, flow.loss_per_sample(output[:, :, :2], v[:, :, :2], 0.7))
+    assert torch.allclose(flow.loss_per_sample(output, v, 0.7, mask / 2), masked)
+    assert torch.equal(flow.loss_per_sample(output, v, 0.7, 0 * mask), torch.zeros(3))

@@ -17,7 +17,7 @@ from torch import Tensor
 __all__ = ["DTYPES", "TensorFiles", "offsets_of"]
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_MOST_OPEN = 16  # files: a dataset has hundreds, and a process may open about a thousand in all
+_MOST_OPEN = 64  # files: a dataset has hundreds, and a process may open about a thousand in all
 _MOST_HEADER = 100 << 20  # bytes; the format's own limit
 
 

@@ -77,6 +77,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
         crop=config.data.crop,
         flip=config.data.mirror,
         caption_dropout=config.data.caption_dropout,
+        accumulation=config.data.accumulation,
     )
     config = folder.extended(config, config.total_steps(source.per_epoch))
     plan = make_plan(config, data, source.per_epoch)

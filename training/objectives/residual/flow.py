@@ -49,12 +49,27 @@ def velocity_scale(residual_rms: float, s: float) -> float:
     return math.hypot(residual_rms, s)
 
 
-def loss_per_sample(output: Tensor, v: Tensor, c_v: float) -> Tensor:
-    """|| net - v / c_v ||^2, averaged over each sample: [B]. In float32 at least, whatever the network computes in."""
-    return _error(output, v, c_v).square().flatten(1).mean(1)
+def loss_per_sample(output: Tensor, v: Tensor, c_v: float, mask: Tensor | None = None) -> Tensor:
+    """|| net - v / c_v ||^2, averaged over each sample: [B]. In float32 at least, whatever the network computes in.
+
+    mask: what each cell's loss counts, as in `mean_per_sample`.
+    """
+    return mean_per_sample(_error(output, v, c_v).square(), mask)
 
 
-def huber_per_sample(output: Tensor, v: Tensor, c_v: float, delta: float) -> Tensor:
+def mean_per_sample(losses: Tensor, mask: Tensor | None) -> Tensor:
+    """[B, C, H, W] -> [B]: so that their mean is the mean over the batch, each cell counting as its mask says.
+
+    mask: [B, 1, H, W] in 0..1. It is divided by its mean over the batch, so a mask of ones changes no bit, and a crop
+    that shows little of what counts counts little. Where nothing counts, the loss is 0.
+    """
+    if mask is not None:
+        mask = mask.to(losses.dtype)
+        losses = losses * mask / mask.mean().clamp(min=1e-12)
+    return losses.flatten(1).mean(1)
+
+
+def huber_per_sample(output: Tensor, v: Tensor, c_v: float, delta: float, mask: Tensor | None = None) -> Tensor:
     """2 H(net - v / c_v), averaged over each sample: [B]. Twice Huber's loss (Huber 1964, doi:10.1214/aoms/1177703732):
 
         2 H(r) = r^2 for |r| <= delta, else 2 delta |r| - delta^2
@@ -63,7 +78,7 @@ def huber_per_sample(output: Tensor, v: Tensor, c_v: float, delta: float) -> Ten
     has RMS 1, so a delta of 1 is an error as large as the target itself.
     """
     r = _error(output, v, c_v)
-    return 2 * huber_loss(r, torch.zeros_like(r), reduction="none", delta=delta).flatten(1).mean(1)
+    return mean_per_sample(2 * huber_loss(r, torch.zeros_like(r), reduction="none", delta=delta), mask)
 
 
 def _error(output: Tensor, v: Tensor, c_v: float) -> Tensor:

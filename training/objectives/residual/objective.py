@@ -153,10 +153,11 @@ def batch_loss(
         condition["time_ids"] = batch["time_ids"]
     output = refiner.output(flow.state(z, b, e, t, plan.s), b, t, condition)
     v = flow.velocity(z, b, e, plan.s)
-    losses = flow.loss_per_sample(output, v, plan.c_v)
+    mask = batch.get("mask")
+    losses = flow.loss_per_sample(output, v, plan.c_v, mask)
     plain = losses.mean().detach()
     if plan.huber_delta is not None:
-        losses = flow.huber_per_sample(output, v, plan.c_v, plan.huber_delta)
+        losses = flow.huber_per_sample(output, v, plan.c_v, plan.huber_delta, mask)
     if plan.min_snr_gamma is not None:
         losses = flow.min_snr_weight(t, plan.s, plan.residual_rms, plan.min_snr_gamma) * losses
     return losses.mean(), plain

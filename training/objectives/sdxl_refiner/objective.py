@@ -66,7 +66,8 @@ class SDXLRefinerObjective:
             histogram.add(drawn)
         k = drawn.to(z.device)
         x = diffusion.state(z, e, diffusion.SIGMAS.to(z.device)[k])
-        plain = flow.loss_per_sample(self._at_work(net).output(x, k, batch), e, 1.0).mean()
+        output = self._at_work(net).output(x, k, batch)
+        plain = flow.loss_per_sample(output, e, 1.0, batch.get("mask")).mean()
         return plain, plain.detach()
 
     def evaluate(
