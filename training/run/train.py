@@ -96,6 +96,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
     # ---- network, optimizer, average ---------------------------------------------------------------------------
     world = World(plan.compute.device)
     objective = choose_objective(config, plan.objective, data, plan.compute)
+    source.draw = objective.draw()  # noise and times are made where batches are read
     with folder.failures_told(lambda: (0, plan.total_steps)):
         data.verify(should_stop)
         net, ema = _build_network(objective, config, plan.compute)
