@@ -16,13 +16,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from installation import BIN, ROOT
+from installation import BIN, PYTHON, ROOT
 
 AT_A_TIME = 2
 
 
 def parts(full: bool) -> dict[str, list[str]]:
-    """{what is in it: its command}: each test is in one part. The longest first, so that none is left over."""
+    """{what is in it: its command}: each test is in one part. The longest first, so that none is left for the end."""
     chosen = "" if full else "not full"
 
     def pytest(marked: str, *arguments: str) -> list[str]:
@@ -36,6 +36,7 @@ def parts(full: bool) -> dict[str, list[str]]:
         "tests on a booted host": pytest("server", "tests/host"),
         "tests on the host's modules, n to z": pytest("not server", *second),
         "tests on the host's modules, a to m": pytest("not server", *first),
+        "types of the core": [str(PYTHON), "-m", "mypy"],
     }
 
 

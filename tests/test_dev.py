@@ -80,7 +80,8 @@ def suite():
 
 @pytest.mark.parametrize("full", [False, True])
 def test_every_test_is_in_one_part_of_the_suite(suite, full):
-    others, server, *beside = suite.parts(full).values()
+    others, server, *beside, types = suite.parts(full).values()
+    assert types[1:] == ["-m", "mypy"]
     assert [others[-2:], server[-1]] == [["tests", "--ignore=tests/host"], "tests/host"]
     files = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tests" / "host").glob("test_*.py"))
     assert sorted(file for part in beside for file in part[3:]) == files and all(part[3:] for part in beside)

@@ -1,6 +1,7 @@
 """One optimizer step in one process: what happens in which order, what leaves the device, and what it is counted as."""
 
 import json
+from contextlib import closing
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from training.config.network import UNetConfig
 from training.config.train_config import HealthConfig, OptimizerConfig
 from training.data.batches import BatchSource
+from training.data.loading import batches
 from training.distributed.world import World
 from training.errors import BadInput
 from training.objectives.base import Compute
@@ -74,11 +76,11 @@ class Fetched(TorchDispatchMode):
 def test_no_number_of_a_micro_batch_is_fetched_by_itself(stepping):
     step, feed = stepping(accumulation=3)
     step(1, feed, 1e-2)
-    step(2, feed, 1e-2)
+    batches = [next(feed) for _ in range(3)]
     with Fetched() as mode:
         float(torch.ones(()))
         assert mode.count == 1  # else this would see nothing
-        step(3, feed, 1e-2)
+        step(2, iter(batches), 1e-2)
     assert mode.count == 1
 
 
@@ -155,6 +157,8 @@ def test_an_optimizer_steps_over_an_empty_part_of_a_parameter(dtype):
     """A rank's part of a parameter that is split may hold nothing."""
     parts = {"empty": nn.Parameter(torch.zeros(0, 3, dtype=dtype)), "some": nn.Parameter(torch.ones(2, 3, dtype=dtype))}
     optimizer = build_optimizer(OptimizerConfig(learning_rate=0.5), parts, seed=0)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.5
     for part in parts.values():
         part.grad = torch.ones_like(part)
     nn.utils.clip_grad_norm_(parts.values(), 1.0)
@@ -195,3 +199,21 @@ def test_a_run_tells_its_speed_apart_from_its_journal(whole_run):
     assert all(line["flops_per_second"] > 0 and line["step_seconds"] >= line["data_seconds"] >= 0 for line in lines)
     told = result.report["watched"]["speed"]
     assert told.keys() == {"step_seconds", "data_seconds", "flops_per_second"}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_noise_and_times_are_made_where_batches_are_read(configure, dataset, workers):
+    """They travel with the batch, also from another process, and are those that the loss would draw by itself."""
+    config = configure(seed=5)
+    plain, drawing = BatchSource(dataset, batch_size=2, seed=5), BatchSource(dataset, batch_size=2, seed=5)
+    plan = plan_objective(config, plain.data, [])
+    objective = choose_objective(config, plan, plain.data, Compute(CPU, None, torch.float32))
+    net = build_on(CPU, objective.network, objective.first_weights)
+    nn.init.normal_(net.conv_out.weight, std=0.1)
+    drawing.draw = objective.draw()
+    alone, brought = objective.histogram(), objective.histogram()
+    with closing(batches(drawing, 7, workers, CPU)) as read:
+        batch = next(read)
+    assert batch["e"].shape == batch["z"].shape and batch["t"].shape == (2,)
+    assert objective.loss(net, batch, brought)[1] == objective.loss(net, plain[7], alone)[1]
+    assert brought.as_json() == alone.as_json() and sum(brought.as_json()["on_sigmas"].values()) > 0

@@ -93,7 +93,7 @@ def test_a_failure_of_one_rank_ends_all_at_that_step_and_names_it(together):
 def test_the_verdict_is_one_and_the_first_rank_that_failed_is_named(together):
     size, _ = together
     told = of_all_ranks(together, "world")
-    assert [each["agreed"] for each in told] == [[False, True]] * size
+    assert [each["agreed"] for each in told] == [[False, True, True]] * size
     assert told[-1]["said"] == "BadInput: the disk is full"
     assert {each["said"] for each in told[:-1]} == {
         f"TrainingFailed: Rank {size - 1} of {size} failed: the disk is full"

@@ -38,7 +38,7 @@ from training.run.watch.health import StepHealth  # noqa: E402
 
 CPU = torch.device("cpu")
 WITH_ATTENTION = {
-    "block_channels": [32], "layers_per_block": 1, "transformer_depth": [1], "middle_depth": 0, "heads": [1],
+    "block_channels": [32], "layers_per_block": 1, "transformer_depth": [1], "middle_depth": 1, "heads": [1],
 }
 Spoil = Callable[[dict[str, Any]], dict[str, Any]]
 NO_CLIP = 1e9  # so that the gradients that are looked at are the gradients
@@ -197,8 +197,9 @@ def main(rank: int, size: int, folder: Path) -> None:
 
     # what the world itself promises
     agreed = [world.agree(False), world.agree(rank == size - 1)]
+    agreed.append(world.agree(rank == 0, BadInput("unheard") if rank == size - 1 else None))
     try:
-        world.agree(rank == 0, BadInput("the disk is full") if rank == size - 1 else None)
+        world.agree(False, BadInput("the disk is full") if rank == size - 1 else None)
         said = ""
     except (BadInput, TrainingFailed) as error:
         said = f"{type(error).__name__}: {error}"

@@ -7,6 +7,7 @@ import gc
 import weakref
 
 from in_host import error, pack, refusal, torch, write_results  # boots the host
+from precision_nodes import LOADED_STATE, LayerWatch
 from torch.nn import Linear
 
 # isort: split
@@ -15,7 +16,6 @@ from clip_families import FAMILIES, host_clip, tokens_of  # noqa: E402
 
 select = pack("nodes.host.clip.select").select_clip_precision
 fingerprint = pack("nodes.host.clip.host_clip").clip_fingerprint
-LOADED_STATE = pack("nodes.host.patching.private_copy").LOADED_STATE
 DTYPES = pack("training.precision.dtypes").DTYPES
 STORAGE = [(storage, "default") for storage in DTYPES]
 COMPUTE = [(storage, compute) for compute in ("bf16", "fp16") for storage in ("default", "fp8_e4m3fn")]
@@ -48,7 +48,7 @@ def snapshot(clip):
     return repr((layers, weights, booked, patcher, [(k, id(v)) for k, v in sorted(clip.__dict__.items())]))
 
 
-class Layers:
+class Layers(LayerWatch):
     """Within the block, `seen` gathers, by encoder, the dtypes of the matrices kept and of what the layers are fed."""
 
     def __init__(self, clip):
@@ -58,13 +58,6 @@ class Layers:
             for layer in part.transformer.modules():
                 if torch.is_tensor(getattr(layer, "weight", None)):
                     self._encoder[layer] = encoder
-
-    def __enter__(self):
-        self._hook = torch.nn.modules.module.register_module_forward_pre_hook(self._look)
-        return self
-
-    def __exit__(self, *_):
-        self._hook.remove()
 
     def _look(self, layer, args):
         if layer in self._encoder and args[0].is_floating_point():

@@ -8,6 +8,7 @@ import pytest
 
 from tests.host.checkpoints import FULL, SMALL, make_checkpoints
 from tests.host.dataset_graphs import real_stills, small_pictures
+from tests.host.host_process import passed
 from tests.host.server import PACK, HostServer
 
 STATE = PACK / ".dev"  # what dev.py keeps: the host, and here the checkpoints between two sessions
@@ -45,6 +46,12 @@ def full_checkpoint(host_path, host) -> str:
     """The name under which the host finds a checkpoint with the true shape of SD 1.5 (5 GiB of memory once loaded)."""
     make_checkpoints(host_path, host.base / "models" / "checkpoints", (FULL,), cache=STATE / "checkpoints")
     return FULL
+
+
+@pytest.fixture
+def check(results, request):
+    """Of the `results` of a script that ran beside the host, those of the check that the test is named after."""
+    return passed(results, request.node.originalname.removeprefix("test_"))
 
 
 @pytest.fixture(scope="session")

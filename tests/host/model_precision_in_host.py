@@ -14,7 +14,7 @@ from in_host import comfy, error, pack, refusal, sample, torch, write_results  #
 import comfy.ldm.modules.attention  # noqa: E402
 import comfy.model_management  # noqa: E402
 from newest_host.packed_weights import pack_blocks  # noqa: E402
-from precision_nodes import LOADED_STATE, Keep, model_fingerprint, select_model  # noqa: E402
+from precision_nodes import LOADED_STATE, Keep, LayerWatch, model_fingerprint, select_model  # noqa: E402
 from unets import CONFIGS, conditioning, control_net, host_model, scaled_fp8_model, with_lora  # noqa: E402
 
 precision = pack("nodes.host.model.select")
@@ -65,20 +65,13 @@ def snapshot(model):
     return repr((layers, weights, booked, more, patcher))
 
 
-class Layers:
+class Layers(LayerWatch):
     """Within the block, `seen` gathers, by layer of the diffusion model, the dtypes of its input and of its weight."""
 
     def __init__(self, model):
         network = model.model.diffusion_model
         self._names = {m: n for n, m in network.named_modules() if torch.is_tensor(getattr(m, "weight", None))}
         self.seen = {name: set() for name in self._names.values()}
-
-    def __enter__(self):
-        self._hook = torch.nn.modules.module.register_module_forward_pre_hook(self._look)
-        return self
-
-    def __exit__(self, *_):
-        self._hook.remove()
 
     def _look(self, layer, args):
         # runs before a layer's own hooks: what the layer computes in is seen in what it is called with

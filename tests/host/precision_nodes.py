@@ -31,3 +31,14 @@ guard_model, guard_vae, guard_clip = (
     getattr(pack(f"nodes.host.{kind}.guard"), f"guard_{kind}") for kind in ("model", "vae", "clip")
 )
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+
+
+class LayerWatch:
+    """Within the block, `_look(layer, args)` is called before each layer of the process runs."""
+
+    def __enter__(self):
+        self._hook = torch.nn.modules.module.register_module_forward_pre_hook(self._look)
+        return self
+
+    def __exit__(self, *_):
+        self._hook.remove()

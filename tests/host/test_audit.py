@@ -19,15 +19,6 @@ def results(host_path, tmp_path_factory):
     return run_in_host("audit_in_host.py", host_path, folder, REF2V_CHECKPOINT=str(made))
 
 
-@pytest.fixture
-def check(results, request):
-    """The results of the check that the test is named after."""
-    found = results[request.node.originalname.removeprefix("test_")]
-    if "failed" in found:
-        pytest.fail(found["failed"])
-    return found
-
-
 def test_trained_vae_in_every_dtype(check):
     assert check["like the picture"] > 0.6  # a soft one
     decoder, encoder = check["errors"]["decoder"], check["errors"]["encoder"]

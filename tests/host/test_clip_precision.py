@@ -29,12 +29,6 @@ def results(host_path, tmp_path_factory):
     return run_in_host("clip_precision_in_host.py", host_path, tmp_path_factory.mktemp("clip precision"), flags=FLAG)
 
 
-@pytest.fixture
-def check(results, request):
-    """The results of the check that the test is named after."""
-    return passed(results, request.node.originalname.removeprefix("test_"))
-
-
 @pytest.fixture(params=FAMILIES)
 def family(results, request):
     return request.param, passed(results, request.param)

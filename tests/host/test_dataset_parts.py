@@ -18,15 +18,6 @@ def results(host_path, tmp_path_factory):
     return run_in_host("dataset_in_host.py", host_path, folder, str(made[0].parent))
 
 
-@pytest.fixture
-def check(results, request):
-    """The results of the check that the test is named after."""
-    found = results[request.node.originalname.removeprefix("test_")]
-    if "failed" in found:
-        pytest.fail(found["failed"])
-    return found
-
-
 def test_vae_overflow_is_encoded_in_float32(check):
     assert not check["host alone is finite"], "the test's VAE must overflow, or it shows nothing"
     assert check["error against float32"] < 1e-4
@@ -156,3 +147,9 @@ def test_what_was_sampled_is_found_again(check):
     assert patched[0][1] != patched[1][1] and not patched[0][2]
     assert check["first"]["files"] and check["again"]["files"] == check["first"]["files"]
     assert check["again"]["hash"] == check["first"]["hash"] != check["another seed"]["hash"]
+
+
+def test_a_killed_build_goes_on_with_what_it_had(check):
+    assert check["stopped"] and check["same files"]
+    assert check["report"][1] == "Went on with 4096 pairs of a build that was stopped."
+    assert [name for name in check["left"] if name.endswith(".partial")] == []

@@ -6,18 +6,12 @@ Reads the results of tests/host/dynamic_precision_in_host.py. The patchers are s
 
 import pytest
 
-from tests.host.host_process import passed, run_in_host
+from tests.host.host_process import run_in_host
 
 
 @pytest.fixture(scope="module")
 def results(host_path, tmp_path_factory):
     return run_in_host("dynamic_precision_in_host.py", host_path, tmp_path_factory.mktemp("dynamic precision"))
-
-
-@pytest.fixture
-def check(results, request):
-    """The results of the check that the test is named after."""
-    return passed(results, request.node.originalname.removeprefix("test_"))
 
 
 def test_model_computes_and_is_kept(check):

@@ -24,12 +24,6 @@ def results(host_path, tmp_path_factory):
     return run_in_host("guard_in_host.py", host_path, folder, str(folder))
 
 
-@pytest.fixture
-def check(results, request):
-    """The results of the check that the test is named after."""
-    return passed(results, request.node.originalname.removeprefix("test_"))
-
-
 # ---------------------------------------------------------------------------------------------------------------- MODEL
 
 CONV = "input_blocks.1.0.in_layers.2"

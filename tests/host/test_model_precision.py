@@ -28,12 +28,6 @@ def flagged(host_path, tmp_path_factory):
     return run_in_host("model_precision_in_host.py", host_path, folder, *ALONE, flags="--bf16-unet")
 
 
-@pytest.fixture
-def check(results, request):
-    """The results of the check that the test is named after."""
-    return passed(results, request.node.originalname.removeprefix("test_"))
-
-
 @pytest.fixture(params=SHAPES)
 def family(results, request):
     return request.param, passed(results, request.param)

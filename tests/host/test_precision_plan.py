@@ -14,15 +14,6 @@ def results(host_path, tmp_path_factory):
     return run_in_host("plan_in_host.py", host_path, tmp_path_factory.mktemp("precision plan"))
 
 
-@pytest.fixture
-def check(results, request):
-    """The results of the check that the test is named after."""
-    found = results[request.node.originalname.removeprefix("test_")]
-    if "failed" in found:
-        pytest.fail(found["failed"])
-    return found
-
-
 FP32, BF16, FP16, FP8 = "torch.float32", "torch.bfloat16", "torch.float16", "torch.float8_e4m3fn"
 HOST_CLIP = [FP16, FP32]  # the host keeps text encoders in FP16 and computes in FP32
 

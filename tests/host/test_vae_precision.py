@@ -67,12 +67,6 @@ def results(run_script):
     return run_script()
 
 
-@pytest.fixture
-def check(results, request):
-    """The results of the check that the test is named after."""
-    return passed(results, request.node.originalname.removeprefix("test_"))
-
-
 # -------------------------------------------------------------------------------------------------------- the families
 
 

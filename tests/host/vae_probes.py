@@ -5,6 +5,7 @@ import importlib.util
 import zlib
 
 from in_host import comfy, pack, torch  # boots the host
+from precision_nodes import LOADED_STATE, LayerWatch
 
 # isort: split
 import comfy.sd  # noqa: E402
@@ -12,7 +13,6 @@ from vae_families import FAMILIES, make, rounded_windows  # noqa: E402
 
 select = pack("nodes.host.vae.select").select_vae_precision
 class_name = pack("nodes.host.vae.host_vae").class_name
-LOADED_STATE = pack("nodes.host.patching.private_copy").LOADED_STATE
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 WINDOWS = rounded_windows()
 
@@ -71,7 +71,7 @@ def checksum(weight):
     return zlib.adler32(weight.detach().reshape(-1).view(torch.uint8)[::61].numpy().tobytes())
 
 
-class Layers:
+class Layers(LayerWatch):
     """Within the block, `seen` gathers the dtypes of inputs and weights of every layer that runs, by half."""
 
     def __init__(self, vae, family):
@@ -81,13 +81,6 @@ class Layers:
             for layer in [layer for name in names.split() for layer in part(vae, name).modules()]:
                 if torch.is_tensor(weight := getattr(layer, "weight", None)) and weight.ndim > 1:
                     self._half[layer] = half
-
-    def __enter__(self):
-        self._hook = torch.nn.modules.module.register_module_forward_pre_hook(self._look)
-        return self
-
-    def __exit__(self, *_):
-        self._hook.remove()
 
     def _look(self, layer, args):
         if layer in self._half:

@@ -72,15 +72,15 @@ class World:
         return bytes(self.broadcast(letters, source).tolist()).decode(errors="replace")
 
     def agree(self, stop: bool, failure: Exception | None = None) -> bool:
-        """Whether any rank is to stop; where any has failed, all of them raise (`fail`)."""
+        """Whether any rank is to stop; where none is and one has failed, all of them raise (`fail`)."""
         if self.size == 1:
-            if failure is not None:
+            if failure is not None and not stop:
                 raise failure
             return stop
         # the first rank that failed has the largest number
         flags = torch.tensor([int(stop), self.size - self.rank if failure else 0], device=self.device)
         stops, failed = self.max(flags).tolist()
-        if failed:
+        if failed and not stops:
             self.fail(self.size - failed, failure)
         return bool(stops)
 

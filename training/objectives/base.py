@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ..config.network import UNetConfig
     from ..config.train_config import TrainConfig
+    from ..data.batches import Draw
     from ..data.shards import RefinerDataset
     from .evaluate import Evaluation
     from .residual.lora import Adapters
@@ -71,6 +72,9 @@ class Objective(Protocol):
         generator."""
 
     def histogram(self) -> Histogram: ...
+
+    def draw(self) -> Draw:
+        """What a batch source draws for each batch: noise and times, on the CPU. `loss` takes them from the batch."""
 
     def loss(self, net: nn.Module, batch: dict[str, Any], histogram: Any = None) -> tuple[Tensor, Tensor]:
         """(what to differentiate, the plain mean loss) of one micro-batch; `histogram` counts the times drawn."""

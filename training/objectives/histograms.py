@@ -21,12 +21,12 @@ class TimesHistogram:
         self.beside = torch.zeros(BINS, dtype=torch.int64)
 
     def add(self, t: Tensor) -> None:
-        """t: [B] in (0, 1], on the CPU."""
+        """t: [B] in (0, 1]. Counted on its device, so that nothing is waited for."""
+        self.grid, self.on_grid, self.beside = (x.to(t.device) for x in (self.grid, self.on_grid, self.beside))
         same = t[:, None] == self.grid
         self.on_grid += same.sum(0)
-        other = t[~same.any(1)]
-        bins = ((other * BINS).ceil().long() - 1).clamp(0, BINS - 1)
-        self.beside += torch.bincount(bins, minlength=BINS)
+        bins = ((t * BINS).ceil().long() - 1).clamp(0, BINS - 1)
+        self.beside.scatter_add_(0, bins, (~same.any(1)).long())
 
     def state(self) -> dict[str, Any]:
         """As JSON, for a checkpoint."""
@@ -54,8 +54,9 @@ class TimestepHistogram:
         self.counts = torch.zeros(last + 1, dtype=torch.int64)
 
     def add(self, k: Tensor) -> None:
-        """k: [B], int64, on the CPU."""
-        self.counts += torch.bincount(k, minlength=len(self.counts))
+        """k: [B], int64. Counted on its device, so that nothing is waited for."""
+        self.counts = self.counts.to(k.device)
+        self.counts.scatter_add_(0, k, torch.ones_like(k))
 
     def state(self) -> dict[str, Any]:
         """As JSON, for a checkpoint."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ from ..errors import BadInput
 from ..objectives.base import Objective
 from ..objectives.trainables import trainables
 from ..precision.guard import FirstBadLayer
-from .process_settings import tf32_allowed
 from .watch.health import StepHealth
 from .watch.nan_origin import find_origin, refuse_without_gradient
 from .watch.speed import count_flops
@@ -67,17 +66,21 @@ class TrainStep:
         clip_norm: float,
         histogram: Any = None,
         world: World | None = None,
-        compiled: bool = False,
-        tf32: bool = False,
+        compiled: nn.Module | None = None,
+        accumulating: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ):
+        """
+        Args:
+            compiled: what is called in the place of `net`, over the same weights. What is wrong with a step is looked
+                for in `net`, for the compiler hides the layers.
+            accumulating: gives what forward and backward passes are to run in.
+        """
+        self.called, self.accumulating = net if compiled is None else compiled, accumulating
         self.world = world or World()
         self.objective, self.net, self.parameters = objective, net, trainables(net)
         self.optimizer, self.scaler, self.health, self.histogram = optimizer, scaler, health, histogram
         self.accumulation, self.clip_norm = accumulation, clip_norm
         self.share = local_share(accumulation, self.world)
-        # the same weights; what is wrong with a step is looked for without the compiler, which hides the layers
-        self._network: Any = torch.compile(net) if compiled else net
-        self._counts_flops, self.tf32 = not compiled, tf32  # a compiled network's kernels cannot be counted
         self._looked_at = False  # whether each parameter has a gradient
         self.flops = 0.0  # of this rank in the last step; what is counted of the first micro-batch goes by latent cells
         self._flops_of_a_cell: float | None = None
@@ -129,9 +132,10 @@ class TrainStep:
         losses: list[Tensor] = []
         self.flops = 0.0
         try:
-            with tf32_allowed(self.tf32):
-                for _ in range(self.share):
-                    losses.append(self._counted(next(batches)))
+            for _ in range(self.share):
+                batch = next(batches)
+                with self.accumulating():
+                    losses.append(self._counted(batch))
             if not self._looked_at:
                 refuse_without_gradient(self.net, self.parameters, number)
                 self._looked_at = True
@@ -142,14 +146,17 @@ class TrainStep:
         return losses, None
 
     def _counted(self, batch: Batch) -> Tensor:
-        if not self._counts_flops:
-            return self._backward(self._network, batch, self.scaler.scale, self.histogram)
+        def backward() -> Tensor:
+            return self._backward(self.called, batch, self.scaler.scale, self.histogram)
+
+        if self.called is not self.net:  # what is compiled cannot be counted without being taken apart
+            return backward()
         cells = batch["z"].numel()
         if self._flops_of_a_cell is None:
-            loss, flops = count_flops(lambda: self._backward(self._network, batch, self.scaler.scale, self.histogram))
+            loss, flops = count_flops(backward)
             self._flops_of_a_cell = flops / cells
         else:
-            loss = self._backward(self._network, batch, self.scaler.scale, self.histogram)
+            loss = backward()
         self.flops += self._flops_of_a_cell * cells
         return loss
 

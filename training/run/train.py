@@ -34,7 +34,7 @@ from .feed import BatchFeed
 from .optim.build import begin_from, build_optimizer, exact_weights
 from .optim.ema import EMA
 from .plan import Plan, make_plan
-from .process_settings import run_settings
+from .process_settings import run_settings, tf32_allowed
 from .recorder import Observer, Recorder, RunResult, Silent, failure_of
 from .report import report as reports
 from .report.page import PAGE
@@ -96,6 +96,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
     # ---- network, optimizer, average ---------------------------------------------------------------------------
     world = World(plan.compute.device)
     objective = choose_objective(config, plan.objective, data, plan.compute)
+    source.draw = objective.draw()  # noise and times are made where batches are read
     with folder.failures_told(lambda: (0, plan.total_steps)):
         data.verify(should_stop)
         net, ema = _build_network(objective, config, plan.compute)
@@ -104,8 +105,9 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
     train_step = TrainStep(
         objective, net, optimizer, scaler, StepHealth(config.health, optimizer, scaler, net, world),
         accumulation=config.data.accumulation, clip_norm=config.optimizer.clip_norm,
-        histogram=objective.histogram(), world=world, compiled=config.compile,
-        tf32=config.tf32 and has_tf32(world.device),
+        histogram=objective.histogram(), world=world,
+        compiled=torch.compile(net) if config.compile else None,  # type: ignore[arg-type]  # a module, says its docs
+        accumulating=lambda: tf32_allowed(config.tf32 and has_tf32(world.device)),
     )
     exact = exact_weights(optimizer)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ...data.shards import RefinerDataset
     from .plan import ResidualPlan
 
-__all__ = ["ResidualFlow", "batch_loss"]
+__all__ = ["ResidualDraw", "ResidualFlow", "batch_loss"]
 
 
 @dataclass
@@ -54,6 +54,9 @@ class ResidualFlow:
 
     def histogram(self) -> TimesHistogram:
         return TimesHistogram(self.plan.grid)
+
+    def draw(self) -> ResidualDraw:
+        return ResidualDraw(self.plan.grid, self.plan.on_grid)
 
     def loss(
         self, net: nn.Module, batch: dict[str, Any], histogram: TimesHistogram | None = None
@@ -130,21 +133,35 @@ class ResidualFlow:
         )
 
 
+@dataclass(frozen=True)
+class ResidualDraw:
+    """Noise e, as z, and times t [B] of a batch; picklable, for it is called where batches are read."""
+
+    grid: Tensor  # the sigmas of the sampler
+    on_grid: float  # share of the times on them
+
+    def __call__(self, batch: dict[str, Any], generator: torch.Generator) -> dict[str, Tensor]:
+        z = batch["z"]
+        e = torch.randn(z.shape, generator=generator)
+        return {"e": e, "t": flow.draw_times(len(z), self.grid, self.on_grid, generator)}
+
+
 def batch_loss(
     refiner: Refiner, plan: ResidualPlan, batch: dict[str, Any], seed: int, histogram: TimesHistogram | None = None
 ) -> tuple[Tensor, Tensor]:
     """(what to differentiate, the plain mean loss) of one micro-batch; they differ under Min-SNR weighting and
     Huber's loss.
 
-    Its noise and times depend on (seed, absolute micro-step) alone. `histogram` counts the times drawn.
+    Its noise and times depend on (seed, absolute micro-step) alone: they are in the batch, or drawn here for one that
+    was read without them. `histogram` counts the times drawn.
     """
     z, b = batch["z"], batch["b"]
-    generator = seeded_generator(seed, "noise", int(batch["index"]))
-    e = torch.randn(z.shape, generator=generator).to(z.device)
-    drawn = flow.draw_times(len(z), plan.grid, plan.on_grid, generator)
+    drawn = batch
+    if "e" not in batch:
+        drawn = ResidualDraw(plan.grid, plan.on_grid)(batch, seeded_generator(seed, "noise", int(batch["index"])))
+    e, t = drawn["e"].to(z.device), drawn["t"].to(z.device)
     if histogram is not None:
-        histogram.add(drawn)
-    t = drawn.to(z.device)
+        histogram.add(t)
     condition: dict[str, Tensor] = {name: batch[name] for name in ("context", "pooled") if name in batch}
     if "context" not in condition:
         condition["context"] = torch.zeros(len(z), 1, plan.unet.context_dim, device=z.device)

@@ -29,6 +29,18 @@ if TYPE_CHECKING:
 __all__ = ["SDXLRefinerObjective"]
 
 
+@dataclass(frozen=True)
+class TimestepDraw:
+    """Noise e, as z, and timesteps k [B] in 0..last of a batch; picklable, for it is called where batches are read."""
+
+    last: int
+
+    def __call__(self, batch: dict[str, Any], generator: torch.Generator) -> dict[str, Tensor]:
+        z = batch["z"]
+        e = torch.randn(z.shape, generator=generator)
+        return {"e": e, "k": diffusion.draw_timesteps(len(z), self.last, generator)}
+
+
 @dataclass
 class SDXLRefinerObjective:
     """|| net(c_in (z + sigma e), k, text) - e ||^2 over timesteps k = 0..last. The bases serve for validation alone."""
@@ -54,17 +66,19 @@ class SDXLRefinerObjective:
     def histogram(self) -> TimestepHistogram:
         return TimestepHistogram(self.config.sdxl_refiner.last_timestep)
 
+    def draw(self) -> TimestepDraw:
+        return TimestepDraw(self.config.sdxl_refiner.last_timestep)
+
     def loss(
         self, net: nn.Module, batch: dict[str, Any], histogram: TimestepHistogram | None = None
     ) -> tuple[Tensor, Tensor]:
         """As the protocol has it; both are the plain mean. Depends on (seed, absolute micro-step) alone."""
-        z = batch["z"]
-        generator = seeded_generator(self.config.seed, "noise", int(batch["index"]))
-        e = torch.randn(z.shape, generator=generator).to(z.device)
-        drawn = diffusion.draw_timesteps(len(z), self.config.sdxl_refiner.last_timestep, generator)
+        z, drawn = batch["z"], batch
+        if "e" not in batch:  # it was read without
+            drawn = self.draw()(batch, seeded_generator(self.config.seed, "noise", int(batch["index"])))
+        e, k = drawn["e"].to(z.device), drawn["k"].to(z.device)
         if histogram is not None:
-            histogram.add(drawn)
-        k = drawn.to(z.device)
+            histogram.add(k)
         x = diffusion.state(z, e, diffusion.SIGMAS.to(z.device)[k])
         output = self._at_work(net).output(x, k, batch)
         plain = flow.loss_per_sample(output, e, 1.0, batch.get("mask")).mean()

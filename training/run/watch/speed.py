@@ -69,7 +69,7 @@ class Speed:
         self.last: dict[str, float] = {}
 
     def add(self, seconds: float, waited: float, flops: float) -> None:
-        """A step that took `seconds`, of which `waited` for its data; flops: of this process."""
+        """A step that took `seconds`, of which `waited` for its data; flops: of this process, 0 where not counted."""
         self.steps += 1
         self.last = self._numbers(seconds, waited, flops)
         if self.steps:
@@ -83,8 +83,8 @@ class Speed:
 
     def _numbers(self, seconds: float, waited: float, flops: float) -> dict[str, float]:
         numbers = {"step_seconds": seconds, "data_seconds": waited}
-        if not flops:  # a compiled network's are not counted
-            return numbers
-        per_second = flops / max(seconds, 1e-9)
-        numbers["flops_per_second"] = per_second
-        return numbers | ({"mfu": per_second / self.peak} if self.peak else {})
+        if flops:
+            numbers["flops_per_second"] = flops / max(seconds, 1e-9)
+            if self.peak:
+                numbers["mfu"] = numbers["flops_per_second"] / self.peak
+        return numbers
