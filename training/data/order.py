@@ -31,7 +31,7 @@ class BatchOrder:
       place.
     - The micro-batches of one optimizer step have one size; those that are left over in each size make steps of sizes
       that are as alike as there are. So no rank of many waits long for another, and how many ranks there are changes
-      nothing. An epoch is a whole number of steps.
+      nothing. An epoch of several sizes is a whole number of steps; one of a single size need not be.
 
     alike: the last point; None = in version 2. Version 1 with `alike` is ordered as version 2 is.
 
@@ -125,6 +125,8 @@ def _plan_alike(
     buckets = _by_size(shown, np.arange(len(train)))
     draws = [float(weights[members].sum()) * repeats for _, members in buckets]
     counts = [max(1, math.ceil(drawn / batch_size - 1e-9)) for drawn in draws]
+    if len(buckets) == 1:
+        accumulation = 1  # any batches in a row have like sizes
     # What lacks to a whole number of steps comes from the size that has the most pairs: there it weighs least.
     counts[int(np.argmax(draws))] += -sum(counts) % accumulation
     steps, left_over = [], []
