@@ -9,7 +9,7 @@ from ..training.errors import BadInput
 from .base_source import BaseType, folder_fingerprint
 from .host.api import io, loading, ui
 from .host.paths import check_name, resolve_inside
-from .host.schema import Node, declare, node_schema
+from .host.schema import Node, check_choice, declare, node_schema
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["NODES"]
 
 _CROPS = ["center", "random"]
-_STORAGE_DTYPES = ["float32", "float16", "bfloat16"]
 
 
 class Ref2VBuildRefinerDataset(Node):
@@ -145,28 +144,6 @@ class Ref2VBuildRefinerDataset(Node):
                     optional=True,
                     tooltip="Only look: contact sheet, counts and estimate, nothing written.",
                 ),
-                declare(
-                    io.Boolean.Input,
-                    "masks",
-                    default=False,
-                    optional=True,
-                    tooltip="Learn only where NAME_mask.png beside NAME.jpg is white; without one, where it is opaque.",
-                ),
-                declare(
-                    io.Boolean.Input,
-                    "folder_weights",
-                    default=False,
-                    optional=True,
-                    tooltip="Pictures of a subfolder named as 10_fox are drawn 10 times an epoch, all others once.",
-                ),
-                declare(
-                    io.Combo.Input,
-                    "storage_dtype",
-                    options=_STORAGE_DTYPES,
-                    default="float32",
-                    optional=True,
-                    tooltip="Latents and text on the disk: float16 and bfloat16 take half the space.",
-                ),
             ],
             outputs=[
                 declare(io.String.Output, "dataset", display_name="dataset", tooltip="Path of the dataset's folder."),
@@ -222,9 +199,6 @@ class Ref2VBuildRefinerDataset(Node):
         held_out: int = 0,
         seed: int = 0,
         plan_only: bool = False,
-        masks: bool = False,
-        folder_weights: bool = False,
-        storage_dtype: str = "float32",
     ) -> io.NodeOutput:
         with loading(cls):
             from .host.dataset.build import build_dataset
@@ -233,6 +207,7 @@ class Ref2VBuildRefinerDataset(Node):
             from .host.model.checkpoint_keys import check_checkpoint, loaded_from, refuse_empty_link
             from .host.progress import NodeProgress
         prompt, here = cls.hidden.dynprompt, cls.hidden.unique_id
+        check_choice("crop", crop, _CROPS)
         refuse_empty_link(prompt, here, "clip", clip)
         refuse_empty_link(prompt, here, "vae", vae)
         checkpoint = loaded_from(prompt, here, ["clip"])
@@ -253,9 +228,6 @@ class Ref2VBuildRefinerDataset(Node):
             held_out=held_out,
             seed=seed,
             plan_only=plan_only,
-            masks=masks,
-            folder_weights=folder_weights,
-            storage_dtype=storage_dtype,
         )
         result = build_dataset(request, NodeProgress(here, 1))
         sheet = as_image(result.sheet)

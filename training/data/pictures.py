@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -54,19 +52,8 @@ def read_picture(path: str | Path, name: str | None = None) -> Tensor:
     Raises:
         BadInput: missing, empty, damaged, not a picture, or of a size that `check_picture_size` refuses.
     """
-    return _decoded(Path(path), name or Path(path).name, _to_rgb)
-
-
-def read_alpha(path: str | Path, name: str | None = None) -> Tensor | None:
-    """How opaque a picture file is, float32 [1, H, W] in [0, 1], upright as `read_picture` has it.
-
-    None where it has no transparency. Raises BadInput as `read_picture` does.
-    """
-    return _decoded(Path(path), name or Path(path).name, _to_alpha)
-
-
-def _decoded(path: Path, name: str, convert: Callable[[Image.Image, str], Any]) -> Any:
-    """`convert` of the decoded, upright picture and its name."""
+    path = Path(path)
+    name = name or path.name
     if not path.is_file():
         raise BadInput(f"There is no picture {name}.")
     if path.stat().st_size == 0:
@@ -75,7 +62,7 @@ def _decoded(path: Path, name: str, convert: Callable[[Image.Image, str], Any]) 
         with Image.open(path, formats=FORMATS) as image:
             check_picture_size(image.width, image.height, name)  # from the header, before anything is decoded
             _load(image)
-            return convert(_upright(image), name)
+            return _to_rgb(_upright(image), name)
     except BadInput:
         raise
     except MemoryError:
@@ -147,19 +134,11 @@ def _to_rgb(image: Image.Image, name: str) -> Tensor:
         if grey.min() < 0 or grey.max() > 65535:
             raise BadInput(f"The picture {name} holds numbers outside 0..65535: save it with 8 or 16 bits.")
         return (grey / 65535).expand(3, -1, -1).contiguous()
-    if _is_transparent(image):
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         colour = _planes(image.convert("RGBA"))
         alpha = colour[3:]
         return colour[:3] * alpha + (1 - alpha)
     return _planes(image.convert("RGB"))
-
-
-def _to_alpha(image: Image.Image, name: str) -> Tensor | None:
-    return _planes(image.convert("RGBA"))[3:].contiguous() if _is_transparent(image) else None
-
-
-def _is_transparent(image: Image.Image) -> bool:
-    return image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info
 
 
 def _planes(image: Image.Image) -> Tensor:

@@ -12,6 +12,5 @@
 | `contact_sheet.py` | a few pairs as one picture |
 | `report.py` | the words |
 | `decoration.py` | contact sheet and report as files of the dataset, which can be made again |
-| `write_pairs.py` | every pair made, and written to the disk |
 | `build.py` | one build, told from top to bottom |
 """

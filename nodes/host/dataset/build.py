@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from PIL import Image
 
 from ....training.data.latent_cache import LatentCache
-from ....training.data.shards import RefinerDataset, estimate_bytes
+from ....training.data.shards import DatasetWriter, RefinerDataset, estimate_bytes
 from ....training.errors import BadInput
 from ....training.run.report.labels import duration
 from ..clip.host_clip import CaptionEncoder, clip_fingerprint
 from ..paths import dataset_folder, latent_cache_folder, move_aside
 from ..progress import NodeProgress, raise_if_interrupted
-from ..vae.host_vae import PictureEncoder, latent_downscale, refuse_no_pictures, vae_fingerprint
+from ..vae.host_vae import PictureEncoder, latent_downscale, refuse_no_pictures, vae_dtype, vae_fingerprint
 from .contact_sheet import contact_sheet
 from .decoration import REPORT_FILE, SHEET_FILE, png, read_decoration, report_bytes, write_decoration
 from .latent_space import MEASURED_PICTURES, LatentSpace
 from .material import LatentMaterial, Material, PictureMaterial
-from .pictures import PictureBatch, PictureFolder, subset_of
-from .plan import Fact, gather_facts, look, make_plan, start_pair
+from .pictures import PictureBatch, PictureFolder
+from .plan import BuildPlan, Fact, finish_pair, gather_facts, look, make_plan, start_pair
 from .recipe import count_build, recipe_hash
 from .report import as_text, byte_count, latent_line, plan_lines, text_lines
 from .request import BuildRequest, BuildResult
 from .sources import LatentBase, RawLatents, SampleBase
-from .write_pairs import dataset_writer, write_pairs
 
 __all__ = ["build_dataset"]
+
+_STARTED_AT_ONCE = 256  # pairs that the VAE starts before a base MODEL finishes them; latents and small pictures
 
 
 @dataclass
@@ -60,7 +64,6 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
     skipped: dict[str, str] = {}
     progress.text(f"looking at {material.unit}: {len(material.names)}")
     facts = gather_facts(material, skipped)
-    subsets = {name: subset for name in facts if request.folder_weights and (subset := subset_of(name))}
     folder = dataset_folder(f"{request.name}-{_recipe(request, facts)}")
 
     # --- is it there already? -----------------------------------------------------------------------------------
@@ -87,10 +90,7 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
     held_out = min(request.held_out, max(len(sizes) - 1, 0))
     copies = 1 + request.mirror * (len(sizes) - held_out) / max(len(sizes), 1)
     cells = [(height // material.downscale, width // material.downscale) for width, height in sizes]
-    texts = len({fact.caption for fact in facts.values()} | {""})
-    disk = copies * estimate_bytes(
-        cells, sample.channels, dtype=request.storage_dtype, masks=len(cells) if request.masks else 0
-    ) + estimate_bytes([], 0, vars(text) if text else None, captions=texts, dtype=request.storage_dtype)
+    disk = copies * estimate_bytes(cells, sample.channels, vars(text) if text else None)
     seconds = (copies * sample.pair_seconds + sample.inspect_seconds) * len(sizes)
     outlook = (
         f"{material.unit}: {len(facts)}, sizes: {len(Counter(sizes))}, to hold out: {held_out}; "
@@ -105,7 +105,7 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
 
     # --- every picture once: which can be used, and which are alike ---------------------------------------------
     plan = make_plan(material, list(facts), skipped, request, progress)
-    lines = [*plan_lines(request, plan), *_weight_lines(request, subsets), *material.notes()]
+    lines = [*plan_lines(request, plan), *material.notes()]
     if request.plan_only:
         report = [f"Plan of {folder.name}; nothing was written.", *notes, *lines, f"Estimate: {outlook}."]
         return BuildResult("", "", sheet, as_text(report))
@@ -126,10 +126,8 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
         space = LatentSpace.measured([pair.z for pair in ahead.values()], material.downscale)
     lines = [latent_line(request, space), *text_lines(captions), *lines]
     try:
-        with dataset_writer(folder, request, space, captions, dict(subsets.values()), plan) as writer:
-            if writer.resumed:
-                notes.append(f"Went on with {writer.resumed} pairs of a build that was stopped.")
-            write_pairs(writer, material, plan, facts, subsets, space, captions, ahead, progress)
+        with _writer(folder, request, space, captions) as writer:
+            _write_pairs(writer, request, material, plan, facts, space, captions, ahead, progress)
             lines += material.retried()
             writer.attach(SHEET_FILE, png(sheet))
             writer.attach(REPORT_FILE, report_bytes(as_text(lines)))
@@ -180,9 +178,9 @@ def _material(request: BuildRequest, captions: CaptionEncoder | None, caches: _C
                 f"caption brings {len(request.captions)} texts, which belong to images; the pictures of a folder have "
                 f"theirs in files beside them."
             )
-        pictures = PictureFolder(request.folder, request.caption, request.masks)
+        pictures = PictureFolder(request.folder, request.caption)
     else:
-        pictures = PictureBatch(request.images, list(request.captions) or [request.caption], request.masks)
+        pictures = PictureBatch(request.images, list(request.captions) or [request.caption])
     return PictureMaterial(
         pictures,
         request.base,
@@ -217,16 +215,8 @@ def _cache_lines(caches: _Caches) -> list[str]:
 
 
 def _recipe(request: BuildRequest, facts: dict[str, Fact]) -> str:
-    later = {}  # settings that came after the first recipes: left alone, they are not named, and old datasets are found
-    if request.masks:
-        later["masks"] = [fact.mask_sha256 for fact in facts.values()]
-    if request.folder_weights:
-        later["folder_weights"] = True
-    if request.storage_dtype != "float32":
-        later["storage_dtype"] = request.storage_dtype
     return recipe_hash(
         {
-            **later,
             "pictures": [[name, fact.sha256, fact.caption] for name, fact in facts.items()],
             "vae": vae_fingerprint(request.vae) if request.vae is not None else None,
             "clip": clip_fingerprint(request.clip) if request.clip is not None else None,
@@ -261,13 +251,70 @@ def _named_space(request: BuildRequest, material: Material) -> LatentSpace | Non
     return None
 
 
-def _weight_lines(request: BuildRequest, subsets: dict[str, tuple[str, int]]) -> list[str]:
-    if not request.folder_weights:
-        return []
-    if not subsets:
-        return ["Weights: no picture lies in a subfolder named as 10_name, so all count once."]
-    found = sorted(Counter(subsets.values()).items())
-    return ["Weights: " + ", ".join(f"{name}: {weight} x {count}" for (name, weight), count in found) + "."]
+def _writer(folder: Path, request: BuildRequest, space: LatentSpace, captions: CaptionEncoder | None) -> DatasetWriter:
+    vae, context, empty = None, None, None
+    if request.vae is not None:
+        vae = {"fingerprint": vae_fingerprint(request.vae), "dtype": vae_dtype(request.vae)}
+    if captions is not None:
+        context = {**vars(captions.shape), "fingerprint": clip_fingerprint(request.clip)}
+        empty = _text_tensors(captions, "")
+    base = request.base.describe()
+    return DatasetWriter(folder, latent=space.index(), vae=vae, base=base, context=context, empty=empty)
+
+
+def _write_pairs(
+    writer: DatasetWriter,
+    request: BuildRequest,
+    material: Material,
+    plan: BuildPlan,
+    facts: dict[str, Fact],
+    space: LatentSpace,
+    captions: CaptionEncoder | None,
+    ahead: dict[str, RawLatents],
+    progress: NodeProgress,
+) -> None:
+    """Every pair of the plan into the writer; those in `ahead` are made already."""
+    began, total = time.monotonic(), len(facts) + len(plan.pairs)
+    pairs = _raw_pairs(material, plan, space, ahead, progress)
+    for done, (name, flip, raw) in enumerate(pairs, start=1):
+        group, side = plan.sides[name]
+        writer.add(
+            space.to_model(raw.z),
+            space.to_model(raw.b),
+            source=name,
+            sha256=facts[name].sha256,
+            group=group,
+            split=side,
+            caption=facts[name].caption,
+            flip=flip,
+            rgb=raw.rgb,
+            **(_text_tensors(captions, facts[name].caption) if captions else {}),
+        )
+        left = (time.monotonic() - began) / done * (len(plan.pairs) - done)
+        progress.update(len(facts) + done, total)
+        progress.text(f"pair {done} of {len(plan.pairs)}, {duration(left)} left")
+
+
+def _raw_pairs(
+    material: Material, plan: BuildPlan, space: LatentSpace, ahead: dict[str, RawLatents], progress: NodeProgress
+) -> Iterator[tuple[str, bool, RawLatents]]:
+    """(name, mirrored, raw) of every pair of the plan, in its order."""
+    queue, done = iter(plan.pairs), 0
+    while some := list(itertools.islice(queue, _STARTED_AT_ONCE if material.in_two_steps else 1)):
+        started = []
+        for name, flip in some:
+            raw = None if flip else ahead.pop(name, None)
+            started.append(raw or start_pair(material, name, flip, space).latents())
+            if material.in_two_steps:
+                progress.text(f"encoded {done + len(started)} of {len(plan.pairs)}")
+        for (name, flip), raw in zip(some, started, strict=True):
+            yield name, flip, finish_pair(material, name, raw)
+        done += len(some)
+
+
+def _text_tensors(captions: CaptionEncoder, caption: str) -> dict[str, torch.Tensor]:
+    context, pooled = captions.encode(caption)
+    return {"context": context} if pooled is None else {"context": context, "pooled": pooled}
 
 
 def _refuse_full_disk(folder: Path, needed: float) -> None:

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
-from torch.nn import functional
 
-from ....training.data.buckets import assign_bucket, resize, resize_and_crop
+from ....training.data.buckets import assign_bucket, resize_and_crop
 from ....training.data.latent_cache import LatentCache
 from ....training.data.picture_files import left_out_text
 from ....training.data.split import perceptual_hash
@@ -66,7 +65,7 @@ class PictureMaterial:
         self._samples = samples
         self._max_pixels, self._crop, self._seed = max_pixels, crop, seed
         self._place = {name: i for i, name in enumerate(self.names)}
-        self._kept: dict[str, tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]] = {}
+        self._kept: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {}
         self._kept_bytes = 0
         # A UNet halves the latent two or three times; sides of 8 cells (64 pixels of an 8-fold VAE) always fit.
         self._multiple = max(self.downscale, min(64, 8 * self.downscale))
@@ -76,9 +75,6 @@ class PictureMaterial:
 
     def caption(self, name: str) -> str:
         return self._pictures.caption(name)
-
-    def mask_sha256(self, name: str) -> str:
-        return self._pictures.mask_sha256(name)
 
     def quick_size(self, name: str) -> tuple[int, int] | None:
         """The bucket that the file's header promises, or None; only for the estimate."""
@@ -100,45 +96,25 @@ class PictureMaterial:
     def start(self, name: str, flip: bool = False) -> RawPair:
         """What the VAE gives of a pair; where the base MODEL makes b, it has none yet (`finish`)."""
         cut = self._kept.get(name) or self._cut(name, self._pictures.read(name))
-        target, before, mask = (part if part is None or not flip else part.flip(-1).contiguous() for part in cut)
+        target, before = (part if part is None or not flip else part.flip(-1).contiguous() for part in cut)
         if isinstance(self._base, PairBase):
-            pair = self._base.pair(name, target, before, self._encoder)
-        elif isinstance(self._base, SampleBase):
-            pair = RawPair(self._encoder.encode(target, name), None, target, None, self._small(name, target))
-        else:
-            pair = self._base.pair(name, target, self._encoder)
-        if mask is None:
-            return pair
-        return replace(pair, mask=functional.interpolate(mask[None], size=tuple(pair.z.shape[1:]), mode="area")[0])
-
-    def _small(self, name: str, target: torch.Tensor) -> torch.Tensor | None:
-        """The latent that the base MODEL starts from where it works on less pixels than the target has; else None."""
-        height, width = target.shape[1:]
-        if not 0 < self._base.max_pixels < height * width:
-            return None
-        size = assign_bucket(width, height, max_pixels=self._base.max_pixels, multiple=self._multiple, name=name)
-        return self._encoder.encode(resize(target, size[::-1]), f"{name} (at the base's size)")
+            return self._base.pair(name, target, before, self._encoder)
+        if isinstance(self._base, SampleBase):
+            return RawPair(self._encoder.encode(target, name), None, target, None)
+        return self._base.pair(name, target, self._encoder)
 
     def finish(self, name: str, raw: Started) -> Started:
-        """The pair with its b, which is still `small` where the MODEL works at another size (`at_target_size`)."""
+        """The pair with its b."""
         if not isinstance(self._base, SampleBase):
             return raw
         b = self._base.sample(
-            raw.z if raw.small is None else raw.small,
+            raw.z,
             index=self._place[name],
             conditioning=self._captions.conditioning if self._captions else None,
             caption=self.caption(name),
             kept=self._samples,
         )
-        return replace(raw, b=b) if raw.small is None else replace(raw, small=b)
-
-    def at_target_size(self, name: str, raw: Started) -> Started:
-        """The finished pair, its b brought to the target's size as a person would do it in the graph: as a picture."""
-        if raw.small is None:
-            return raw
-        height, width = (cells * self.downscale for cells in raw.z.shape[1:])
-        picture = resize(decode_latent(self._encoder.vae, raw.small), (height, width))
-        return replace(raw, b=self._encoder.encode(picture, f"{name} (base)"))
+        return replace(raw, b=b)
 
     def show(self, raw: RawPair) -> tuple[torch.Tensor, torch.Tensor]:
         """(base, target) as pictures [3,H,W]; a base that exists as a latent only is decoded."""
@@ -177,29 +153,12 @@ class PictureMaterial:
             lines += [f"{what} ({len(names)}): {_some(names)}."] if names else []
         return lines
 
-    def _cut(self, name: str, picture: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Target, partner [3,H,W] and mask [1,H,W] at the size of the bucket; a partner only where the base is one."""
+    def _cut(self, name: str, picture: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Target and partner [3,H,W] at the size of the bucket; a partner only where the base is one."""
         size = self._bucket(picture.shape[2], picture.shape[1], name)
         parts = [picture, self._base.partner(name, picture) if isinstance(self._base, PairBase) else None]
         position = self._position(name)
-        parts.append(self._mask(name, picture))
-        cut = tuple(part if part is None else resize_and_crop(part, size, position) for part in parts)
-        if cut[2] is not None and not cut[2].any():
-            raise BadInput(f"The mask of the picture {name} is 0 everywhere, so nothing of it would be learnt.")
-        return cut
-
-    def _mask(self, name: str, picture: torch.Tensor) -> torch.Tensor | None:
-        """The mask [1,H,W] at the picture's size; BadInput where it is of another shape."""
-        mask = self._pictures.mask(name)
-        if mask is None:
-            return None
-        (height, width), (high, wide) = picture.shape[1:], mask.shape[1:]
-        if abs(wide * height - high * width) > 0.02 * wide * height:
-            raise BadInput(
-                f"The picture {name} is {width}x{height} and its mask {wide}x{high}: both must have the same aspect "
-                f"ratio."
-            )
-        return resize(mask, (height, width))
+        return tuple(part if part is None else resize_and_crop(part, size, position) for part in parts)
 
     def _bucket(self, width: int, height: int, name: str) -> tuple[int, int]:
         return assign_bucket(width, height, max_pixels=self._max_pixels, multiple=self._multiple, name=name)
@@ -232,9 +191,6 @@ class LatentMaterial:
     def caption(self, name: str) -> str:
         return self._caption
 
-    def mask_sha256(self, name: str) -> str:
-        return ""
-
     def quick_size(self, name: str) -> tuple[int, int] | None:
         height, width = self._base.target.shape[-2:]
         return width * self.downscale, height * self.downscale
@@ -247,9 +203,6 @@ class LatentMaterial:
         return self._base.latents(name)
 
     def finish(self, name: str, raw: Started) -> Started:
-        return raw
-
-    def at_target_size(self, name: str, raw: Started) -> Started:
         return raw
 
     def show(self, raw: RawPair) -> tuple[torch.Tensor, torch.Tensor]:

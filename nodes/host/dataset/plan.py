@@ -27,7 +27,6 @@ class Fact:
 
     sha256: str
     caption: str
-    mask_sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def gather_facts(material: Material, skipped: dict[str, str]) -> dict[str, Fact]
     for name in material.names:
         raise_if_interrupted()
         try:
-            facts[name] = Fact(material.sha256(name), material.caption(name), material.mask_sha256(name))
+            facts[name] = Fact(material.sha256(name), material.caption(name))
         except BadInput as error:
             skipped[name] = str(error)
         except OSError as error:
@@ -91,7 +90,7 @@ def look(material: Material, names: list[str], skipped: dict[str, str], space: L
     pairs = {}
     for name, raw in started.items():
         began = time.monotonic()
-        pairs[name] = material.at_target_size(name, finish_pair(material, name, raw))
+        pairs[name] = finish_pair(material, name, raw)
         finish_times.append(time.monotonic() - began)
     shown = [(name, *material.show(pair)) for name, pair in pairs.items()]
     channels = next(iter(pairs.values())).z.shape[0]

@@ -20,9 +20,7 @@ class BuildRequest:
 
     vae, clip: the host's objects. max_pixels: area of a picture after scaling down. held_out: pictures wanted for
     validation. crop: "center" or "random". Text that no caption file gives is `caption`. images: IMAGE batches, of one
-    size each. captions: one for each picture of `images`, instead of `caption`. masks: alpha, or NAME_mask.* beside a
-    picture, says how much each place counts. folder_weights: "10_fox" is a subset of weight 10. storage_dtype: of what
-    goes to the disk, "float32", "float16" or "bfloat16".
+    size each. captions: one for each picture of `images`, instead of `caption`.
     """
 
     base: BaseSource
@@ -39,9 +37,6 @@ class BuildRequest:
     held_out: int = 0
     seed: int = 0
     plan_only: bool = False
-    masks: bool = False
-    folder_weights: bool = False
-    storage_dtype: str = "float32"
 
 
 @dataclass(frozen=True)

@@ -35,23 +35,20 @@ _SAMPLES_VERSION = 1  # goes up when the same settings would give other base lat
 class RawPair:
     """Target and base latent [C,h,w] as the VAE gives them, with the pictures behind them where there are any.
 
-    `b` is None as long as a base MODEL has yet to make it; it starts from `small` where it works at another size.
-    mask: [1,h,w] in [0,1] on the latent grid.
+    `b` is None as long as a base MODEL has yet to make it.
     """
 
     z: torch.Tensor
     b: torch.Tensor | None
     target: torch.Tensor | None
     base: torch.Tensor | None
-    small: torch.Tensor | None = None
-    mask: torch.Tensor | None = None
 
     def latents(self) -> RawLatents:
         """Without the pictures, which are many times larger; of the target only a picture at latent size is kept."""
         if self.target is None:
-            return RawLatents(self.z, self.b, None, self.small, self.mask)
+            return RawLatents(self.z, self.b, None)
         small = functional.interpolate(self.target[None] * 2 - 1, size=tuple(self.z.shape[1:]), mode="area")
-        return RawLatents(self.z, self.b, small[0], self.small, self.mask)
+        return RawLatents(self.z, self.b, small[0])
 
 
 @dataclass(frozen=True)
@@ -61,8 +58,6 @@ class RawLatents:
     z: torch.Tensor
     b: torch.Tensor | None
     rgb: torch.Tensor | None
-    small: torch.Tensor | None = None  # what the base MODEL starts from and has made, where that is not z's size
-    mask: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -154,7 +149,6 @@ class SampleBase:
     """b is what the base MODEL makes of the target latent: noised a little, then denoised by its own sampler.
 
     `positive` None: the picture's own caption, through the builder's CLIP. `negative` None: the empty caption.
-    max_pixels: area at which the MODEL works on larger targets, in pixels; 0 = at the target's own size.
     only_this: tells this very object from all others, for what no hash can tell (`can_be_kept`).
     """
 
@@ -167,7 +161,6 @@ class SampleBase:
     scheduler: str
     denoise: float
     seed: int
-    max_pixels: int = 0
     only_this: str = field(default_factory=lambda: uuid.uuid4().hex, repr=False)
 
     def describe(self) -> dict[str, Any]:
@@ -182,7 +175,6 @@ class SampleBase:
             "scheduler": self.scheduler,
             "denoise": self.denoise,
             "seed": self.seed,
-            **({"max_pixels": self.max_pixels} if self.max_pixels else {}),
         }
 
     def fingerprint(self, names: list[str]) -> str:
@@ -196,7 +188,6 @@ class SampleBase:
         return (
             f"the base model {model_name(self.model)} ({model_parameters(self.model) / 1e6:.1f} M parameters) at "
             f"denoise {self.denoise:g}, {self.steps} steps of {self.sampler_name}/{self.scheduler}, cfg {self.cfg:g}"
-            + (f", made within {self.max_pixels} pixels and brought to the target's size" if self.max_pixels else "")
         )
 
     def needs_captions(self) -> bool:
@@ -211,7 +202,7 @@ class SampleBase:
 
     def sampler(self) -> str:
         """Hex digest of everything that b depends on beside z, noise and conditioning; names its folder of samples."""
-        settings = {key: value for key, value in self.describe().items() if key not in ("seed", "max_pixels")}
+        settings = {key: value for key, value in self.describe().items() if key != "seed"}
         return hashlib.sha256(json.dumps({"samples": _SAMPLES_VERSION, **settings}).encode()).hexdigest()
 
     def sample(
@@ -317,3 +308,4 @@ def _still_latents(latent: dict, which: str) -> torch.Tensor:
     if samples.ndim != 4 or not samples.numel():
         raise BadInput(f"{which} must be a LATENT batch [B,C,h,w]; its samples are {list(samples.shape)}.")
     return samples
+
