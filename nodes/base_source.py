@@ -6,7 +6,7 @@ from ..training.data.degrade import AMOUNTS, check_degradation
 from .host.api import io, loading
 from .host.model.base_model import sampler_names, scheduler_names
 from .host.paths import resolve_inside
-from .host.schema import Node, check_choice, declare, node_schema, seed_input
+from .host.schema import Node, declare, node_schema, seed_input
 
 __all__ = ["NODES", "BaseType"]
 
@@ -137,8 +137,6 @@ class Ref2VSampleBase(Node):
             from .host.dataset.sources import SampleBase
             from .host.model.base_model import latent_scaling
             from .host.model.checkpoint_keys import check_checkpoint, loaded_from
-        check_choice("sampler_name", sampler_name, sampler_names())
-        check_choice("scheduler", scheduler, scheduler_names())
         prompt, here = cls.hidden.dynprompt, cls.hidden.unique_id
         checkpoint = loaded_from(prompt, here, ["model"])
         if checkpoint:

@@ -9,7 +9,7 @@ from ..training.errors import BadInput
 from .base_source import BaseType, folder_fingerprint
 from .host.api import io, loading, ui
 from .host.paths import check_name, resolve_inside
-from .host.schema import Node, check_choice, declare, node_schema
+from .host.schema import Node, declare, node_schema
 
 if TYPE_CHECKING:
     import torch
@@ -207,7 +207,6 @@ class Ref2VBuildRefinerDataset(Node):
             from .host.model.checkpoint_keys import check_checkpoint, loaded_from, refuse_empty_link
             from .host.progress import NodeProgress
         prompt, here = cls.hidden.dynprompt, cls.hidden.unique_id
-        check_choice("crop", crop, _CROPS)
         refuse_empty_link(prompt, here, "clip", clip)
         refuse_empty_link(prompt, here, "vae", vae)
         checkpoint = loaded_from(prompt, here, ["clip"])
