@@ -114,6 +114,26 @@ class Ref2VSampleBase(Node):
                     tooltip="How much noise the target gets: low, so that the base still shows the same picture.",
                 ),
                 seed_input("Picture number n is noised with seed + n.", 0xFFFFFFFFFFFFFFFF),
+                declare(
+                    io.Int.Input,
+                    "width",
+                    default=0,
+                    min=0,
+                    max=2048,
+                    step=8,
+                    optional=True,
+                    tooltip="width x height is the area at which the base is made, then enlarged. 0: as the target.",
+                ),
+                declare(
+                    io.Int.Input,
+                    "height",
+                    default=0,
+                    min=0,
+                    max=2048,
+                    step=8,
+                    optional=True,
+                    tooltip="With width, the area: 768 x 768 for a base whose pictures are refined at 1024 x 1024.",
+                ),
             ],
             outputs=[_base_output()],
             hidden=[io.Hidden.dynprompt, io.Hidden.unique_id],
@@ -131,6 +151,8 @@ class Ref2VSampleBase(Node):
         seed: int,
         positive: list | None = None,
         negative: list | None = None,
+        width: int = 0,
+        height: int = 0,
     ) -> io.NodeOutput:
         with loading(cls):
             from .host.clip.host_clip import check_conditioning
@@ -147,7 +169,8 @@ class Ref2VSampleBase(Node):
                 check_checkpoint(checkpoint, text_encoder=True)
             check_conditioning(conditioning, f"the {name} conditioning")
         latent_scaling(model)  # says so here if this model's latents cannot be carried by a refiner file
-        return io.NodeOutput(SampleBase(model, positive, negative, steps, cfg, sampler_name, scheduler, denoise, seed))
+        sampling = steps, cfg, sampler_name, scheduler, denoise, seed
+        return io.NodeOutput(SampleBase(model, positive, negative, *sampling, width, height))
 
 
 class Ref2VPairBase(Node):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..training.data.tensor_files import DTYPES
 from ..training.errors import BadInput
 from .base_source import BaseType, folder_fingerprint
 from .host.api import io, loading, ui
@@ -144,6 +145,14 @@ class Ref2VBuildRefinerDataset(Node):
                     optional=True,
                     tooltip="Only look: contact sheet, counts and estimate, nothing written.",
                 ),
+                declare(
+                    io.Combo.Input,
+                    "dtype",
+                    options=list(DTYPES),
+                    default="float32",
+                    optional=True,
+                    tooltip="Of latents and text on the disk. float16 and bfloat16: half the size, rounded.",
+                ),
             ],
             outputs=[
                 declare(io.String.Output, "dataset", display_name="dataset", tooltip="Path of the dataset's folder."),
@@ -199,6 +208,7 @@ class Ref2VBuildRefinerDataset(Node):
         held_out: int = 0,
         seed: int = 0,
         plan_only: bool = False,
+        dtype: str = "float32",
     ) -> io.NodeOutput:
         with loading(cls):
             from .host.dataset.build import build_dataset
@@ -227,6 +237,7 @@ class Ref2VBuildRefinerDataset(Node):
             held_out=held_out,
             seed=seed,
             plan_only=plan_only,
+            dtype=dtype,
         )
         result = build_dataset(request, NodeProgress(here, 1))
         sheet = as_image(result.sheet)

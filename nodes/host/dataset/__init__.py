@@ -12,5 +12,6 @@
 | `contact_sheet.py` | a few pairs as one picture |
 | `report.py` | the words |
 | `decoration.py` | contact sheet and report as files of the dataset, which can be made again |
+| `writing.py` | the pairs of a plan on their way to the disk |
 | `build.py` | one build, told from top to bottom |
 """

@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from PIL import Image
 
 from ....training.data.latent_cache import LatentCache
-from ....training.data.shards import DatasetWriter, RefinerDataset, estimate_bytes
+from ....training.data.shards import RefinerDataset, estimate_bytes
 from ....training.errors import BadInput
 from ....training.run.report.labels import duration
 from ..clip.host_clip import CaptionEncoder, clip_fingerprint
 from ..paths import dataset_folder, latent_cache_folder, move_aside
 from ..progress import NodeProgress, raise_if_interrupted
-from ..vae.host_vae import PictureEncoder, latent_downscale, refuse_no_pictures, vae_dtype, vae_fingerprint
+from ..vae.host_vae import PictureEncoder, latent_downscale, refuse_no_pictures, vae_fingerprint
 from .contact_sheet import contact_sheet
 from .decoration import REPORT_FILE, SHEET_FILE, png, read_decoration, report_bytes, write_decoration
 from .latent_space import MEASURED_PICTURES, LatentSpace
 from .material import LatentMaterial, Material, PictureMaterial
 from .pictures import PictureBatch, PictureFolder
-from .plan import BuildPlan, Fact, finish_pair, gather_facts, look, make_plan, start_pair
+from .plan import Fact, gather_facts, look, make_plan, start_pair
 from .recipe import count_build, recipe_hash
 from .report import as_text, byte_count, latent_line, plan_lines, text_lines
 from .request import BuildRequest, BuildResult
 from .sources import LatentBase, RawLatents, SampleBase
+from .writing import open_writer, write_pairs
 
 __all__ = ["build_dataset"]
-
-_STARTED_AT_ONCE = 256  # pairs that the VAE starts before a base MODEL finishes them; latents and small pictures
 
 
 @dataclass
@@ -74,7 +70,9 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
     elif folder.exists():
         try:
             # A damaged one is built again here, and would stop a training.
-            finished = RefinerDataset.open(folder, verify=True)
+            opened = RefinerDataset.open(folder)
+            opened.verify()
+            finished = opened
         except BadInput as error:
             notes.append(f"{error} It was moved to {move_aside(folder).name}, and built again.")
         else:
@@ -90,7 +88,10 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
     held_out = min(request.held_out, max(len(sizes) - 1, 0))
     copies = 1 + request.mirror * (len(sizes) - held_out) / max(len(sizes), 1)
     cells = [(height // material.downscale, width // material.downscale) for width, height in sizes]
-    disk = copies * estimate_bytes(cells, sample.channels, vars(text) if text else None)
+    disk = copies * estimate_bytes(cells, sample.channels, dtype=request.dtype)
+    if text:
+        texts = len({"", *(fact.caption for fact in facts.values())})  # each once, and the empty one
+        disk += estimate_bytes([], sample.channels, vars(text), captions=texts, dtype=request.dtype)
     seconds = (copies * sample.pair_seconds + sample.inspect_seconds) * len(sizes)
     outlook = (
         f"{material.unit}: {len(facts)}, sizes: {len(Counter(sizes))}, to hold out: {held_out}; "
@@ -126,8 +127,10 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
         space = LatentSpace.measured([pair.z for pair in ahead.values()], material.downscale)
     lines = [latent_line(request, space), *text_lines(captions), *lines]
     try:
-        with _writer(folder, request, space, captions) as writer:
-            _write_pairs(writer, request, material, plan, facts, space, captions, ahead, progress)
+        with open_writer(folder, request, plan, space, captions) as writer:
+            if writer.resumed:
+                notes.append(f"Went on with the {writer.resumed} pairs that a stopped build had finished.")
+            write_pairs(writer, material, plan, facts, space, captions, ahead, progress)
             lines += material.retried()
             writer.attach(SHEET_FILE, png(sheet))
             writer.attach(REPORT_FILE, report_bytes(as_text(lines)))
@@ -215,20 +218,22 @@ def _cache_lines(caches: _Caches) -> list[str]:
 
 
 def _recipe(request: BuildRequest, facts: dict[str, Fact]) -> str:
-    return recipe_hash(
-        {
-            "pictures": [[name, fact.sha256, fact.caption] for name, fact in facts.items()],
-            "vae": vae_fingerprint(request.vae) if request.vae is not None else None,
-            "clip": clip_fingerprint(request.clip) if request.clip is not None else None,
-            "base": request.base.describe(),
-            "base_inputs": request.base.fingerprint(list(facts)),
-            "max_pixels": request.max_pixels,
-            "mirror": request.mirror,
-            "crop": request.crop,
-            "held_out": request.held_out,
-            "seed": request.seed,
-        }
-    )
+    recipe = {
+        "pictures": [[name, fact.sha256, fact.caption] for name, fact in facts.items()],
+        "vae": vae_fingerprint(request.vae) if request.vae is not None else None,
+        "clip": clip_fingerprint(request.clip) if request.clip is not None else None,
+        "base": request.base.describe(),
+        "base_inputs": request.base.fingerprint(list(facts)),
+        "max_pixels": request.max_pixels,
+        "mirror": request.mirror,
+        "crop": request.crop,
+        "held_out": request.held_out,
+        "seed": request.seed,
+    }
+    # What came later is named only where it is asked for: a dataset that an earlier version of the pack has built of
+    # the same inputs holds the same tensors, and is found again.
+    recipe |= {"dtype": request.dtype} if request.dtype != "float32" else {}
+    return recipe_hash(recipe)
 
 
 def _reused(data: RefinerDataset, sheet: Image.Image, report: str, progress: NodeProgress) -> BuildResult:
@@ -249,72 +254,6 @@ def _named_space(request: BuildRequest, material: Material) -> LatentSpace | Non
     if request.vae is not None and material.downscale == 1 and request.vae.latent_channels == 3:
         return LatentSpace.pixels()
     return None
-
-
-def _writer(folder: Path, request: BuildRequest, space: LatentSpace, captions: CaptionEncoder | None) -> DatasetWriter:
-    vae, context, empty = None, None, None
-    if request.vae is not None:
-        vae = {"fingerprint": vae_fingerprint(request.vae), "dtype": vae_dtype(request.vae)}
-    if captions is not None:
-        context = {**vars(captions.shape), "fingerprint": clip_fingerprint(request.clip)}
-        empty = _text_tensors(captions, "")
-    base = request.base.describe()
-    return DatasetWriter(folder, latent=space.index(), vae=vae, base=base, context=context, empty=empty)
-
-
-def _write_pairs(
-    writer: DatasetWriter,
-    request: BuildRequest,
-    material: Material,
-    plan: BuildPlan,
-    facts: dict[str, Fact],
-    space: LatentSpace,
-    captions: CaptionEncoder | None,
-    ahead: dict[str, RawLatents],
-    progress: NodeProgress,
-) -> None:
-    """Every pair of the plan into the writer; those in `ahead` are made already."""
-    began, total = time.monotonic(), len(facts) + len(plan.pairs)
-    pairs = _raw_pairs(material, plan, space, ahead, progress)
-    for done, (name, flip, raw) in enumerate(pairs, start=1):
-        group, side = plan.sides[name]
-        writer.add(
-            space.to_model(raw.z),
-            space.to_model(raw.b),
-            source=name,
-            sha256=facts[name].sha256,
-            group=group,
-            split=side,
-            caption=facts[name].caption,
-            flip=flip,
-            rgb=raw.rgb,
-            **(_text_tensors(captions, facts[name].caption) if captions else {}),
-        )
-        left = (time.monotonic() - began) / done * (len(plan.pairs) - done)
-        progress.update(len(facts) + done, total)
-        progress.text(f"pair {done} of {len(plan.pairs)}, {duration(left)} left")
-
-
-def _raw_pairs(
-    material: Material, plan: BuildPlan, space: LatentSpace, ahead: dict[str, RawLatents], progress: NodeProgress
-) -> Iterator[tuple[str, bool, RawLatents]]:
-    """(name, mirrored, raw) of every pair of the plan, in its order."""
-    queue, done = iter(plan.pairs), 0
-    while some := list(itertools.islice(queue, _STARTED_AT_ONCE if material.in_two_steps else 1)):
-        started = []
-        for name, flip in some:
-            raw = None if flip else ahead.pop(name, None)
-            started.append(raw or start_pair(material, name, flip, space).latents())
-            if material.in_two_steps:
-                progress.text(f"encoded {done + len(started)} of {len(plan.pairs)}")
-        for (name, flip), raw in zip(some, started, strict=True):
-            yield name, flip, finish_pair(material, name, raw)
-        done += len(some)
-
-
-def _text_tensors(captions: CaptionEncoder, caption: str) -> dict[str, torch.Tensor]:
-    context, pooled = captions.encode(caption)
-    return {"context": context} if pooled is None else {"context": context, "pooled": pooled}
 
 
 def _refuse_full_disk(folder: Path, needed: float) -> None:

@@ -14,6 +14,7 @@ from ....training.data.picture_files import left_out_text
 from ....training.data.split import perceptual_hash
 from ....training.errors import BadInput
 from ..clip.host_clip import CaptionEncoder
+from ..model.base_model import enlarge_latent
 from ..vae.host_vae import PictureEncoder, decode_latent, latent_downscale
 from .contact_sheet import false_colours
 from .pictures import Pictures
@@ -100,21 +101,23 @@ class PictureMaterial:
         if isinstance(self._base, PairBase):
             return self._base.pair(name, target, before, self._encoder)
         if isinstance(self._base, SampleBase):
-            return RawPair(self._encoder.encode(target, name), None, target, None)
+            smaller = self._base.smaller(target, self._multiple, name)
+            small_z = None if smaller is None else self._encoder.encode(smaller, f"{name} (at the base's size)")
+            return RawPair(self._encoder.encode(target, name), None, target, None, small_z)
         return self._base.pair(name, target, self._encoder)
 
     def finish(self, name: str, raw: Started) -> Started:
-        """The pair with its b."""
+        """The pair with its b, on the grid of its z."""
         if not isinstance(self._base, SampleBase):
             return raw
         b = self._base.sample(
-            raw.z,
+            raw.z if raw.small_z is None else raw.small_z,
             index=self._place[name],
             conditioning=self._captions.conditioning if self._captions else None,
             caption=self.caption(name),
             kept=self._samples,
         )
-        return replace(raw, b=b)
+        return replace(raw, b=enlarge_latent(b, tuple(raw.z.shape[1:])))
 
     def show(self, raw: RawPair) -> tuple[torch.Tensor, torch.Tensor]:
         """(base, target) as pictures [3,H,W]; a base that exists as a latent only is decoded."""

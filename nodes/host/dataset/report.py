@@ -36,11 +36,12 @@ def plan_lines(request: BuildRequest, plan: BuildPlan) -> list[str]:
 
 
 def latent_line(request: BuildRequest, space: LatentSpace) -> str:
-    """Which latent space, and the precision of the VAE."""
+    """Which latent space, the precision of the VAE, and that on the disk where it is not float32."""
     scale = "per channel" if isinstance(space.scale, list) else f"{space.scale:g}"
     shift = "per channel" if isinstance(space.shift, list) else f"{space.shift:g}"
     vae = f", VAE in {vae_dtype(request.vae)}" if request.vae is not None else ""
-    return f"Latent: {space.name}, {space.channels} channels, scale {scale}, shift {shift}{vae}."
+    stored = f", stored in {request.dtype}" if request.dtype != "float32" else ""
+    return f"Latent: {space.name}, {space.channels} channels, scale {scale}, shift {shift}{vae}{stored}."
 
 
 def text_lines(captions: CaptionEncoder | None) -> list[str]:

@@ -20,7 +20,7 @@ class BuildRequest:
 
     vae, clip: the host's objects. max_pixels: area of a picture after scaling down. held_out: pictures wanted for
     validation. crop: "center" or "random". Text that no caption file gives is `caption`. images: IMAGE batches, of one
-    size each. captions: one for each picture of `images`, instead of `caption`.
+    size each. captions: one for each picture of `images`, instead of `caption`. dtype: of latents and text on the disk.
     """
 
     base: BaseSource
@@ -37,6 +37,7 @@ class BuildRequest:
     held_out: int = 0
     seed: int = 0
     plan_only: bool = False
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,54 @@
+"""What Build Refiner Dataset writes: version 2 of the format, with all that it can hold.
+
+The numbers come from tests/host/dataset_format_in_host.py, which runs once in a process of its own.
+"""
+
+import pytest
+
+from tests.host.checkpoints import make_checkpoints
+from tests.host.conftest import STATE
+from tests.host.host_process import passed, run_in_host
+
+
+@pytest.fixture(scope="module")
+def results(host_path, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dataset format")
+    made = make_checkpoints(host_path, folder / "checkpoints", cache=STATE / "checkpoints")
+    return run_in_host("dataset_format_in_host.py", host_path, folder, str(made[0].parent))
+
+
+@pytest.fixture
+def check(results, request):
+    """The results of the check that the test is named after."""
+    return passed(results, request.node.originalname.removeprefix("test_"))
+
+
+def test_captions_are_stored_once_and_half_precision_where_asked(check):
+    assert check["versions"] == [2, 2] and check["captions"] == 2  # "a boat" and the empty one, of four pairs
+    for full, half in (check["text bytes"], check["latent bytes"]):
+        assert 0.45 < half / full < 0.55
+    assert check["text bytes"][0] < 2.1 * 77 * 768 * 4
+    assert all(0 < each < 1e-3 for each in check["errors"])
+    full, half, again = check["folders"]
+    assert full != half == again and [said.split()[0] for said in check["said"]] == ["Built", "Built", "Reused"]
+    assert "stored in" not in check["said"][0] and "stored in float16." in check["said"][1]
+
+
+def test_a_dataset_of_version_1_is_found_again(check):
+    """The recipe did not change with the format, for the tensors are the same."""
+    assert check == {"version": 1, "folders": [True, "Reused"], "same": True}
+
+
+def test_a_stopped_build_goes_on_with_what_it_had(check):
+    assert check["stopped"] and check["shards left"] == 2
+    assert check["pairs"] == 9 and "Went on with the 4 pairs that a stopped build had finished." in check["said"]
+    assert len(check["files"]) > 5 and check["differ"] == []
+
+
+def test_a_base_of_its_own_size_is_brought_to_the_targets_grid(check):
+    assert check["sizes"] == {"own": [8, 16], "target's": [0, 0], "larger": [0, 0]}  # in cells
+    assert check["shape"] == [[4, 16, 24]] * 2
+    assert check["error"] < 1e-5 < 0.01 < check["against the target's size"]
+    assert check["folders"] == 3 and check["index"] == [96, None, 512]
+    assert "at the area of 96x96 and enlarged" in check["said"]
+    assert check["refused"] == "The base's width 96 and height 0 belong together: give both, or 0 for both."
