@@ -153,6 +153,20 @@ class Ref2VBuildRefinerDataset(Node):
                     optional=True,
                     tooltip="Of latents and text on the disk. float16 and bfloat16: half the size, rounded.",
                 ),
+                declare(
+                    io.Boolean.Input,
+                    "masks",
+                    default=False,
+                    optional=True,
+                    tooltip="What is transparent, or black in a file NAME_mask.png beside NAME.png, is not learnt.",
+                ),
+                declare(
+                    io.Boolean.Input,
+                    "subset_weights",
+                    default=False,
+                    optional=True,
+                    tooltip="An epoch draws the pictures below a subfolder 10_name ten times, as kohya's scripts do.",
+                ),
             ],
             outputs=[
                 declare(io.String.Output, "dataset", display_name="dataset", tooltip="Path of the dataset's folder."),
@@ -209,6 +223,8 @@ class Ref2VBuildRefinerDataset(Node):
         seed: int = 0,
         plan_only: bool = False,
         dtype: str = "float32",
+        masks: bool = False,
+        subset_weights: bool = False,
     ) -> io.NodeOutput:
         with loading(cls):
             from .host.dataset.build import build_dataset
@@ -238,6 +254,8 @@ class Ref2VBuildRefinerDataset(Node):
             seed=seed,
             plan_only=plan_only,
             dtype=dtype,
+            masks=masks,
+            subset_weights=subset_weights,
         )
         result = build_dataset(request, NodeProgress(here, 1))
         sheet = as_image(result.sheet)

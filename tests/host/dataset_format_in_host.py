@@ -17,6 +17,7 @@ from in_host import PACK, error, pack, refusal, write_results  # noqa: E402
 import comfy.model_management  # noqa: E402
 import comfy.sd  # noqa: E402
 import torch  # noqa: E402
+from PIL import Image  # noqa: E402
 
 sys.path += [str(PACK), str(PACK / "tests" / "core" / "data")]  # the host has a package `tests` of its own
 from version_1 import as_version_1  # noqa: E402
@@ -144,10 +145,70 @@ def a_base_of_its_own_size_is_brought_to_the_targets_grid():
     }
 
 
+def save(name, pixels):
+    """pixels: [H,W,3 or 4], or [H,W] of grey, in [0,1]"""
+    path = INPUT / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray((pixels * 255).round().byte().numpy()).save(path)
+
+
+def masks_of_files_and_of_opacity_lie_on_the_latents_grid():
+    whole = pictures(5, 128, 64)[0]
+    left, half = torch.zeros(64, 128), torch.full((64, 128, 1), 0.5)
+    left[:, :64] = 1
+    save("masks/cut.png", torch.cat([whole[0], left[..., None]], -1))
+    save("masks/both.png", torch.cat([whole[1], half], -1))
+    save("masks/both_mask.jpg", left)
+    save("masks/deep/plain.jpg", whole[2])
+    save("masks/deep/plain_mask.png", left[::2, ::2])  # of another size
+    save("masks/none.png", whole[3])
+    save("masks/turned.png", whole[4])
+    save("masks/turned_mask.png", left.T)
+    save("masks/black.png", whole[4])
+    save("masks/black_mask.png", left * 0)
+    save("masks/lonely_mask.png", left)
+    inputs = {"folder": INPUT / "masks", "vae": VAE, "mirror": True, "max_pixels": 128 * 64}
+    result, data = built("masks", masks=True, **inputs)
+    found = {}
+    for i, pair in enumerate(data.pairs):
+        mask = data.read(i).get("mask")
+        row = mask if mask is None else [list(mask.shape), mask[0, 4].tolist()]
+        found[f"{pair.source}{' mirrored' * pair.flip}"] = row
+    (INPUT / "masks" / "both_mask.jpg").unlink()
+    _, other = built("masks", masks=True, **inputs)
+    _, without = built("masks", **inputs)
+    images = [torch.cat([whole[:1], left[None, :, :, None]], -1)]
+    _, batch = built("masks", images=images, masks=True, vae=VAE, max_pixels=128 * 64)
+    latents = {"samples": torch.rand(2, 4, 8, 8)}
+    return {
+        "masks": found, "said": result.report, "folders": len({each.folder for each in (data, other, without)}),
+        "pictures without the switch": len({pair.source for pair in without.pairs}), "masked": without.masked,
+        "of a batch": batch.read(0)["mask"][0, 4].tolist(),
+        "latents": refusal(lambda: built("masks", sources.LatentBase(latents, latents), images=None, masks=True)),
+    }  # fmt: skip
+
+
+def subfolders_have_weights_where_that_is_asked_for():
+    for i, picture in enumerate(pictures(4)[0]):
+        save(("10_fox/a.png", "10_fox/deep/b.png", "2_hare/c.png", "d.png")[i], picture)
+    inputs = {"folder": INPUT, "vae": PIXELS}
+    shutil.rmtree(INPUT / "masks", ignore_errors=True)
+    result, data = built("subsets", subset_weights=True, **inputs)
+    _, plain = built("subsets", **inputs)
+    return {
+        "weights": data.info["subsets"], "subsets": {pair.source: pair.subset for pair in data.pairs},
+        "said": [line.strip() for line in result.report.splitlines() if line.startswith("Subsets")],
+        "plain": [plain.info["subsets"], plain.folder != data.folder],
+        "none": refusal(lambda: built("subsets", subset_weights=True, folder=INPUT / "10_fox")),
+    }  # fmt: skip
+
+
 CHECKS = (
     captions_are_stored_once_and_half_precision_where_asked,
     a_dataset_of_version_1_is_found_again,
     a_stopped_build_goes_on_with_what_it_had,
     a_base_of_its_own_size_is_brought_to_the_targets_grid,
+    masks_of_files_and_of_opacity_lie_on_the_latents_grid,
+    subfolders_have_weights_where_that_is_asked_for,
 )
 write_results({check.__name__: check for check in CHECKS})

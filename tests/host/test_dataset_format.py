@@ -52,3 +52,31 @@ def test_a_base_of_its_own_size_is_brought_to_the_targets_grid(check):
     assert check["folders"] == 3 and check["index"] == [96, None, 512]
     assert "at the area of 96x96 and enlarged" in check["said"]
     assert check["refused"] == "The base's width 96 and height 0 belong together: give both, or 0 for both."
+
+
+def test_masks_of_files_and_of_opacity_lie_on_the_latents_grid(check):
+    """A row of each mask: a picture of 8 x 16 cells whose left half counts."""
+    masks = check["masks"]
+    left = [1.0] * 8 + [0.0] * 8
+    assert set(masks) == {
+        f"{name}{side}" for name in ("cut.png", "both.png", "deep/plain.jpg", "none.png") for side in ("", " mirrored")
+    }
+    assert masks.pop("none.png") is None and masks.pop("none.png mirrored") is None
+    for name, (shape, row) in masks.items():
+        wanted = left[::-1] if name.endswith("mirrored") else left
+        assert shape == [1, 8, 16] and row == pytest.approx(wanted, abs=0.1), name
+    assert "Masks: 3." in check["said"] and "masks without a picture: 1 (lonely_mask.png)" in check["said"]
+    assert "black.png is masked out all over" in check["said"]
+    assert "turned.png is 128x64 and its mask 64x128: both must show the same frame" in check["said"]
+    assert check["folders"] == 3 and check["pictures without the switch"] == 9 and not check["masked"]
+    assert check["of a batch"] == left
+    assert check["latents"].startswith("masks needs pictures")
+
+
+def test_subfolders_have_weights_where_that_is_asked_for(check):
+    assert check["weights"] == {"10_fox": 10.0, "2_hare": 2.0}
+    assert check["subsets"] == {"10_fox/a.png": "10_fox", "10_fox/deep/b.png": "10_fox", "2_hare/c.png": "2_hare",
+                                "d.png": ""}  # fmt: skip
+    assert check["said"] == ["Subsets: 10_fox: 2 of weight 10, 2_hare: 1 of weight 2, others: 1 of weight 1."]
+    assert check["plain"] == [{}, True]
+    assert check["none"].startswith("subset_weights needs a folder with subfolders")

@@ -28,6 +28,7 @@ from .recipe import count_build, recipe_hash
 from .report import as_text, byte_count, latent_line, plan_lines, text_lines
 from .request import BuildRequest, BuildResult
 from .sources import LatentBase, RawLatents, SampleBase
+from .subsets import subset_weights
 from .writing import open_writer, write_pairs
 
 __all__ = ["build_dataset"]
@@ -60,6 +61,7 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
     skipped: dict[str, str] = {}
     progress.text(f"looking at {material.unit}: {len(material.names)}")
     facts = gather_facts(material, skipped)
+    subsets = subset_weights(facts) if request.subset_weights else {}
     folder = dataset_folder(f"{request.name}-{_recipe(request, facts)}")
 
     # --- is it there already? -----------------------------------------------------------------------------------
@@ -106,7 +108,7 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
 
     # --- every picture once: which can be used, and which are alike ---------------------------------------------
     plan = make_plan(material, list(facts), skipped, request, progress)
-    lines = [*plan_lines(request, plan), *material.notes()]
+    lines = [*plan_lines(request, plan, subsets), *material.notes()]
     if request.plan_only:
         report = [f"Plan of {folder.name}; nothing was written.", *notes, *lines, f"Estimate: {outlook}."]
         return BuildResult("", "", sheet, as_text(report))
@@ -127,10 +129,10 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
         space = LatentSpace.measured([pair.z for pair in ahead.values()], material.downscale)
     lines = [latent_line(request, space), *text_lines(captions), *lines]
     try:
-        with open_writer(folder, request, plan, space, captions) as writer:
+        with open_writer(folder, request, plan, space, captions, subsets) as writer:
             if writer.resumed:
                 notes.append(f"Went on with the {writer.resumed} pairs that a stopped build had finished.")
-            write_pairs(writer, material, plan, facts, space, captions, ahead, progress)
+            write_pairs(writer, material, plan, facts, space, captions, subsets, ahead, progress)
             lines += material.retried()
             writer.attach(SHEET_FILE, png(sheet))
             writer.attach(REPORT_FILE, report_bytes(as_text(lines)))
@@ -164,6 +166,8 @@ def _material(request: BuildRequest, captions: CaptionEncoder | None, caches: _C
             raise BadInput("With a base of latents the targets are latents too: leave folder and images empty.")
         if request.mirror:
             raise BadInput("mirror needs pictures: the mirror image of a latent is not the latent of a mirror image.")
+        if request.masks:
+            raise BadInput("masks needs pictures: latents have neither opacity nor files beside them.")
         return LatentMaterial(request.base, request.vae, request.caption)
     if (request.folder is None) == (request.images is None):
         given = "neither is given" if request.folder is None else "both are given"
@@ -181,7 +185,7 @@ def _material(request: BuildRequest, captions: CaptionEncoder | None, caches: _C
                 f"caption brings {len(request.captions)} texts, which belong to images; the pictures of a folder have "
                 f"theirs in files beside them."
             )
-        pictures = PictureFolder(request.folder, request.caption)
+        pictures = PictureFolder(request.folder, request.caption, request.masks)
     else:
         pictures = PictureBatch(request.images, list(request.captions) or [request.caption])
     return PictureMaterial(
@@ -193,6 +197,7 @@ def _material(request: BuildRequest, captions: CaptionEncoder | None, caches: _C
         max_pixels=request.max_pixels,
         crop=request.crop,
         seed=request.seed,
+        masks=request.masks,
     )
 
 
@@ -233,6 +238,8 @@ def _recipe(request: BuildRequest, facts: dict[str, Fact]) -> str:
     # What came later is named only where it is asked for: a dataset that an earlier version of the pack has built of
     # the same inputs holds the same tensors, and is found again.
     recipe |= {"dtype": request.dtype} if request.dtype != "float32" else {}
+    recipe |= {"masks": [fact.mask_sha256 for fact in facts.values()]} if request.masks else {}
+    recipe |= {"subset_weights": True} if request.subset_weights else {}
     return recipe_hash(recipe)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
+from torch.nn import functional
 
 from ....training.data.buckets import assign_bucket, resize_and_crop
 from ....training.data.latent_cache import LatentCache
@@ -17,7 +18,7 @@ from ..clip.host_clip import CaptionEncoder
 from ..model.base_model import enlarge_latent
 from ..vae.host_vae import PictureEncoder, decode_latent, latent_downscale
 from .contact_sheet import false_colours
-from .pictures import Pictures
+from .pictures import Pictures, resize_to_picture
 from .sources import BaseSource, LatentBase, PairBase, RawLatents, RawPair, SampleBase
 
 __all__ = ["Inspected", "LatentMaterial", "Material", "PictureMaterial", "Started"]
@@ -33,6 +34,7 @@ class Inspected:
 
     size: tuple[int, int]
     perceptual_hash: str | None
+    masked: bool = False
 
 
 class PictureMaterial:
@@ -43,6 +45,7 @@ class PictureMaterial:
 
     samples: where what the base MODEL has made is found again, and kept.
     max_pixels: area that a picture may have after scaling down. crop: "center", or "random" by `seed` and name.
+    masks: whether pictures are looked at for masks.
     """
 
     unit = "pictures"
@@ -58,15 +61,16 @@ class PictureMaterial:
         max_pixels: int,
         crop: str,
         seed: int,
+        masks: bool = False,
     ) -> None:
         self.names = pictures.names
         self.downscale = encoder.downscale
         self.in_two_steps = isinstance(base, SampleBase)
         self._pictures, self._base, self._encoder, self._captions = pictures, base, encoder, captions
         self._samples = samples
-        self._max_pixels, self._crop, self._seed = max_pixels, crop, seed
+        self._max_pixels, self._crop, self._seed, self._masks = max_pixels, crop, seed, masks
         self._place = {name: i for i, name in enumerate(self.names)}
-        self._kept: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        self._kept: dict[str, tuple[torch.Tensor | None, ...]] = {}
         self._kept_bytes = 0
         # A UNet halves the latent two or three times; sides of 8 cells (64 pixels of an 8-fold VAE) always fit.
         self._multiple = max(self.downscale, min(64, 8 * self.downscale))
@@ -76,6 +80,9 @@ class PictureMaterial:
 
     def caption(self, name: str) -> str:
         return self._pictures.caption(name)
+
+    def mask_sha256(self, name: str) -> str:
+        return self._pictures.mask_sha256(name) if self._masks else ""
 
     def quick_size(self, name: str) -> tuple[int, int] | None:
         """The bucket that the file's header promises, or None; only for the estimate."""
@@ -92,12 +99,21 @@ class PictureMaterial:
         if self._kept_bytes < _KEEP_BYTES:
             self._kept[name] = cut
             self._kept_bytes += sum(part.nbytes for part in cut if part is not None)
-        return Inspected((cut[0].shape[2], cut[0].shape[1]), perceptual_hash(picture))
+        target, _, mask = cut
+        if mask is not None and not mask.any():
+            raise BadInput(f"The picture {name} is masked out all over where it is not cut off: nothing is left of it.")
+        return Inspected((target.shape[2], target.shape[1]), perceptual_hash(picture), mask is not None)
 
     def start(self, name: str, flip: bool = False) -> RawPair:
         """What the VAE gives of a pair; where the base MODEL makes b, it has none yet (`finish`)."""
         cut = self._kept.get(name) or self._cut(name, self._pictures.read(name))
-        target, before = (part if part is None or not flip else part.flip(-1).contiguous() for part in cut)
+        target, before, mask = (part if part is None or not flip else part.flip(-1).contiguous() for part in cut)
+        pair = self._start(name, target, before)
+        if mask is None:
+            return pair
+        return replace(pair, mask=functional.interpolate(mask[None], tuple(pair.z.shape[1:]), mode="area")[0])
+
+    def _start(self, name: str, target: torch.Tensor, before: torch.Tensor | None) -> RawPair:
         if isinstance(self._base, PairBase):
             return self._base.pair(name, target, before, self._encoder)
         if isinstance(self._base, SampleBase):
@@ -156,10 +172,13 @@ class PictureMaterial:
             lines += [f"{what} ({len(names)}): {_some(names)}."] if names else []
         return lines
 
-    def _cut(self, name: str, picture: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Target and partner [3,H,W] at the size of the bucket; a partner only where the base is one."""
+    def _cut(self, name: str, picture: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Target and partner [3,H,W] and mask [1,H,W] at the size of the bucket; a partner only where the base is one,
+        a mask only where the picture has one."""
         size = self._bucket(picture.shape[2], picture.shape[1], name)
         parts = [picture, self._base.partner(name, picture) if isinstance(self._base, PairBase) else None]
+        mask = self._pictures.mask(name) if self._masks else None
+        parts.append(None if mask is None else resize_to_picture(mask, picture, name, "mask"))
         position = self._position(name)
         return tuple(part if part is None else resize_and_crop(part, size, position) for part in parts)
 
@@ -193,6 +212,9 @@ class LatentMaterial:
 
     def caption(self, name: str) -> str:
         return self._caption
+
+    def mask_sha256(self, name: str) -> str:
+        return ""
 
     def quick_size(self, name: str) -> tuple[int, int] | None:
         height, width = self._base.target.shape[-2:]

@@ -27,6 +27,7 @@ class Fact:
 
     sha256: str
     caption: str
+    mask_sha256: str = ""  # of a mask that lies beside it
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def gather_facts(material: Material, skipped: dict[str, str]) -> dict[str, Fact]
     for name in material.names:
         raise_if_interrupted()
         try:
-            facts[name] = Fact(material.sha256(name), material.caption(name))
+            facts[name] = Fact(material.sha256(name), material.caption(name), material.mask_sha256(name))
         except BadInput as error:
             skipped[name] = str(error)
         except OSError as error:

@@ -10,13 +10,14 @@ from ..wording import for_people
 from .latent_space import LatentSpace
 from .plan import BuildPlan
 from .request import BuildRequest
+from .subsets import subset_of
 
 __all__ = ["as_text", "byte_count", "latent_line", "plan_lines", "text_lines"]
 
 _MOST_SKIPPED = 30
 
 
-def plan_lines(request: BuildRequest, plan: BuildPlan) -> list[str]:
+def plan_lines(request: BuildRequest, plan: BuildPlan, subsets: dict[str, float]) -> list[str]:
     """Base, counts, sizes, and each skipped picture with its reason."""
     held = sum(side == "held_out" for _, side in plan.sides.values())
     groups = len({group for group, _ in plan.sides.values()})
@@ -28,6 +29,13 @@ def plan_lines(request: BuildRequest, plan: BuildPlan) -> list[str]:
         + (f", mirrored among them: {mirrored}." if mirrored else "."),
         "Sizes: " + ", ".join(f"{width}x{height}: {count}" for (width, height), count in sizes) + ".",
     ]
+    if subsets:
+        of = Counter(map(subset_of, plan.inspected))
+        weights = {**subsets, **({"": 1.0} if of[""] else {})}
+        named = [f"{subset or 'others'}: {of[subset]} of weight {weight:g}" for subset, weight in weights.items()]
+        lines.append(f"Subsets: {', '.join(named)}.")
+    if request.masks:
+        lines.append(f"Masks: {sum(item.masked for item in plan.inspected.values())}.")
     if plan.skipped:
         lines.append(f"Skipped {len(plan.skipped)}:")
         lines += [f"- {why}" for why in list(plan.skipped.values())[:_MOST_SKIPPED]]

@@ -21,6 +21,8 @@ class BuildRequest:
     vae, clip: the host's objects. max_pixels: area of a picture after scaling down. held_out: pictures wanted for
     validation. crop: "center" or "random". Text that no caption file gives is `caption`. images: IMAGE batches, of one
     size each. captions: one for each picture of `images`, instead of `caption`. dtype: of latents and text on the disk.
+    masks: the opacity of a picture, or a file beside it, says how much each of its latent cells counts.
+    subset_weights: an epoch draws the pictures below a folder such as 10_fox ten times.
     """
 
     base: BaseSource
@@ -38,6 +40,8 @@ class BuildRequest:
     seed: int = 0
     plan_only: bool = False
     dtype: str = "float32"
+    masks: bool = False
+    subset_weights: bool = False
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from ....training.storage.files import sha256_file
 from ..model.base_model import has_plain_options, low_noise_latent, model_fingerprint, model_name, model_parameters
 from ..patching.fingerprint import hash_value
 from ..vae.host_vae import PictureEncoder
-from .pictures import picture_file
+from .pictures import picture_file, resize_to_picture
 
 __all__ = ["BaseSource", "DegradeBase", "LatentBase", "PairBase", "RawLatents", "RawPair", "SampleBase"]
 
@@ -36,7 +36,7 @@ class RawPair:
     """Target and base latent [C,h,w] as the VAE gives them, with the pictures behind them where there are any.
 
     `b` is None as long as a base MODEL has yet to make it. `small_z`: the target's latent at the size at which that
-    MODEL makes it, where that is another than z's.
+    MODEL makes it, where that is another than z's. `mask` [1,h,w] in [0,1]: how much each cell counts.
     """
 
     z: torch.Tensor
@@ -44,24 +44,26 @@ class RawPair:
     target: torch.Tensor | None
     base: torch.Tensor | None
     small_z: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
 
     def latents(self) -> RawLatents:
         """Without the pictures, which are many times larger; of the target only a picture at latent size is kept."""
         if self.target is None:
-            return RawLatents(self.z, self.b, None, self.small_z)
+            return RawLatents(self.z, self.b, None, self.small_z, self.mask)
         small = functional.interpolate(self.target[None] * 2 - 1, size=tuple(self.z.shape[1:]), mode="area")
-        return RawLatents(self.z, self.b, small[0], self.small_z)
+        return RawLatents(self.z, self.b, small[0], self.small_z, self.mask)
 
 
 @dataclass(frozen=True)
 class RawLatents:
-    """What of a pair goes to the disk: raw latents, and the target [3,h,w] in [-1, 1] at their size; `small_z` as in
-    RawPair."""
+    """What of a pair goes to the disk: raw latents, and the target [3,h,w] in [-1, 1] at their size; `small_z` and
+    `mask` as in RawPair."""
 
     z: torch.Tensor
     b: torch.Tensor | None
     rgb: torch.Tensor | None
     small_z: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -126,8 +128,8 @@ class PairBase:
         return [name for stem, name in self._by_stem.items() if stem not in stems]
 
     def partner(self, name: str, picture: torch.Tensor) -> torch.Tensor:
-        """The "before" picture of a target [3,H,W] in [0,1], brought to the target's size: then one and the same cut
-        is the same place in both. BadInput when it is missing, damaged, or shows another frame."""
+        """The "before" picture of a target [3,H,W] in [0,1], brought to the target's size. BadInput when it is missing,
+        damaged, or shows another frame."""
         before = self._by_stem.get(match_key(name))
         if before is None:
             raise BadInput(
@@ -135,13 +137,7 @@ class PairBase:
             )
         shown = f"{before} (before)"
         partner = read_picture(picture_file(self._files, before, shown=shown), shown)
-        height, width = picture.shape[1:]
-        if abs(partner.shape[2] * height - partner.shape[1] * width) > 0.02 * partner.shape[2] * height:
-            raise BadInput(
-                f"The picture {name} is {width}x{height} and its partner {before} in the paired folder "
-                f"{partner.shape[2]}x{partner.shape[1]}: both must show the same frame, so the same aspect ratio."
-            )
-        return resize(partner, (height, width))
+        return resize_to_picture(partner, picture, name, f"partner {before} in the paired folder")
 
     def pair(self, name: str, target: torch.Tensor, base: torch.Tensor, encoder: PictureEncoder) -> RawPair:
         """target and base: [3,H,W] in [0,1], cut alike."""

@@ -18,6 +18,7 @@ from .material import Material
 from .plan import BuildPlan, Fact, finish_pair, start_pair
 from .request import BuildRequest
 from .sources import RawLatents
+from .subsets import subset_of
 
 __all__ = ["open_writer", "write_pairs"]
 
@@ -25,7 +26,12 @@ _STARTED_AT_ONCE = 256  # pairs that the VAE starts before a base MODEL finishes
 
 
 def open_writer(
-    folder: Path, request: BuildRequest, plan: BuildPlan, space: LatentSpace, captions: CaptionEncoder | None
+    folder: Path,
+    request: BuildRequest,
+    plan: BuildPlan,
+    space: LatentSpace,
+    captions: CaptionEncoder | None,
+    subsets: dict[str, float],
 ) -> DatasetWriter:
     """The writer of this dataset. What a killed build of the same recipe and plan has finished, it has already: the
     folder's name holds the recipe, and a picture that could not be read for lack of memory is missing from the plan."""
@@ -43,6 +49,7 @@ def open_writer(
         context=context,
         empty=empty,
         dtype=request.dtype,
+        subsets=subsets,
         resume=[folder.name, plan.pairs],
     )
 
@@ -54,6 +61,7 @@ def write_pairs(
     facts: dict[str, Fact],
     space: LatentSpace,
     captions: CaptionEncoder | None,
+    subsets: dict[str, float],
     ahead: dict[str, RawLatents],
     progress: NodeProgress,
 ) -> None:
@@ -74,6 +82,8 @@ def write_pairs(
             caption=caption,
             flip=flip,
             rgb=raw.rgb,
+            mask=raw.mask,
+            subset=subset_of(name) if subsets else "",
             base_size=None if raw.small_z is None else tuple(raw.small_z.shape[1:]),
             **(_text_tensors(captions, caption) if captions and caption not in given else {}),
         )
