@@ -167,6 +167,13 @@ class Ref2VBuildRefinerDataset(Node):
                     optional=True,
                     tooltip="An epoch draws the pictures below a subfolder 10_name ten times, as kohya's scripts do.",
                 ),
+                declare(
+                    io.String.Input,
+                    "resolutions",
+                    default="",
+                    optional=True,
+                    tooltip="Such as 512, 768: each picture at the area of each square, instead of width x height.",
+                ),
             ],
             outputs=[
                 declare(io.String.Output, "dataset", display_name="dataset", tooltip="Path of the dataset's folder."),
@@ -225,11 +232,12 @@ class Ref2VBuildRefinerDataset(Node):
         dtype: str = "float32",
         masks: bool = False,
         subset_weights: bool = False,
+        resolutions: str = "",
     ) -> io.NodeOutput:
         with loading(cls):
             from .host.dataset.build import build_dataset
             from .host.dataset.contact_sheet import as_image
-            from .host.dataset.request import BuildRequest
+            from .host.dataset.request import BuildRequest, parse_resolutions
             from .host.model.checkpoint_keys import check_checkpoint, loaded_from, refuse_empty_link
             from .host.progress import NodeProgress
         prompt, here = cls.hidden.dynprompt, cls.hidden.unique_id
@@ -256,6 +264,7 @@ class Ref2VBuildRefinerDataset(Node):
             dtype=dtype,
             masks=masks,
             subset_weights=subset_weights,
+            resolutions=parse_resolutions(resolutions),
         )
         result = build_dataset(request, NodeProgress(here, 1))
         sheet = as_image(result.sheet)

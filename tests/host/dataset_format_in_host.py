@@ -203,6 +203,27 @@ def subfolders_have_weights_where_that_is_asked_for():
     }  # fmt: skip
 
 
+def pictures_at_several_resolutions():
+    images = [*pictures(2, 256, 128), *pictures(1, 64, 64)]
+    request, degrade = pack(f"{building}.request"), sources.DegradeBase("resize", 2.0)
+    result, data = built("several", degrade, images=images, vae=VAE, resolutions=(64, 128), mirror=True, held_out=1)
+    _, single = built("several", degrade, images=images, vae=VAE, max_pixels=128 * 128)
+    wanted = {pair.source: single.read(i)["z"] / single.latent["scale"] for i, pair in enumerate(single.pairs)}
+    sides = {}
+    for i, pair in enumerate(data.pairs):
+        sides.setdefault(pair.source, set()).add(pair.split)
+        if not pair.flip and (pair.height, pair.width) == tuple(wanted[pair.source].shape[1:]):
+            z, shifts = data.read(i)["z"] / data.latent["scale"], data.latent["shift"] - single.latent["shift"]
+            wanted[pair.source] = error(z + shifts, wanted[pair.source])
+    return {
+        "pairs": [[pair.source, pair.height, pair.width, pair.flip] for pair in data.pairs],
+        "sides": {name: len(found) for name, found in sides.items()}, "held out": len(data.held_out),
+        "errors": list(wanted.values()), "said": result.report,
+        "parsed": [request.parse_resolutions(text) for text in ("768, 512,768", " ")],
+        "refused": [refusal(lambda text=text: request.parse_resolutions(text)) for text in ("big", "32", "512,")],
+    }  # fmt: skip
+
+
 CHECKS = (
     captions_are_stored_once_and_half_precision_where_asked,
     a_dataset_of_version_1_is_found_again,
@@ -210,5 +231,6 @@ CHECKS = (
     a_base_of_its_own_size_is_brought_to_the_targets_grid,
     masks_of_files_and_of_opacity_lie_on_the_latents_grid,
     subfolders_have_weights_where_that_is_asked_for,
+    pictures_at_several_resolutions,
 )
 write_results({check.__name__: check for check in CHECKS})

@@ -80,3 +80,17 @@ def test_subfolders_have_weights_where_that_is_asked_for(check):
     assert check["said"] == ["Subsets: 10_fox: 2 of weight 10, 2_hare: 1 of weight 2, others: 1 of weight 1."]
     assert check["plain"] == [{}, True]
     assert check["none"].startswith("subset_weights needs a folder with subfolders")
+
+
+def test_pictures_at_several_resolutions(check):
+    """Of 256 x 128, 256 x 128 and 64 x 64 pixels at the areas of 64 x 64 and 128 x 128; sizes in cells."""
+    whole = [each[:3] for each in check["pairs"] if not each[3]]
+    small = {(height, width) for name, height, width in whole if name == "image00002"}
+    assert small == {(8, 8)} and len(whole) == 5
+    for name in ("image00000", "image00001"):
+        large, = {(height, width) for each, height, width in whole if each == name} - {(8, 8)}
+        assert 64 < large[0] * large[1] <= 256
+    assert set(check["sides"].values()) == {1} and check["held out"] in (1, 2)
+    assert all(each < 1e-4 for each in check["errors"])
+    assert check["parsed"] == [[512, 768], []]
+    assert all(said.startswith("resolutions must be sides in pixels") for said in check["refused"])

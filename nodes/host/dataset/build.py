@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections import Counter
@@ -23,7 +24,7 @@ from .decoration import REPORT_FILE, SHEET_FILE, png, read_decoration, report_by
 from .latent_space import MEASURED_PICTURES, LatentSpace
 from .material import LatentMaterial, Material, PictureMaterial
 from .pictures import PictureBatch, PictureFolder
-from .plan import Fact, gather_facts, look, make_plan, start_pair
+from .plan import Fact, PlannedPair, gather_facts, look, make_plan, start_pair
 from .recipe import count_build, recipe_hash
 from .report import as_text, byte_count, latent_line, plan_lines, text_lines
 from .request import BuildRequest, BuildResult
@@ -86,15 +87,18 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
     space = _named_space(request, material)
     sample = look(material, list(facts), skipped, space)
     sheet = contact_sheet(sample.shown)
-    sizes = [size for name in facts if (size := material.quick_size(name))]
-    held_out = min(request.held_out, max(len(sizes) - 1, 0))
-    copies = 1 + request.mirror * (len(sizes) - held_out) / max(len(sizes), 1)
+    of_picture = [found for name in facts if (found := material.quick_sizes(name))]
+    sizes = [size for found in of_picture for size in found]
+    held_out = min(request.held_out, max(len(of_picture) - 1, 0))
+    copies = 1 + request.mirror * (len(of_picture) - held_out) / max(len(of_picture), 1)
     cells = [(height // material.downscale, width // material.downscale) for width, height in sizes]
     disk = copies * estimate_bytes(cells, sample.channels, dtype=request.dtype)
     if text:
         texts = len({"", *(fact.caption for fact in facts.values())})  # each once, and the empty one
         disk += estimate_bytes([], sample.channels, vars(text), captions=texts, dtype=request.dtype)
-    seconds = (copies * sample.pair_seconds + sample.inspect_seconds) * len(sizes)
+    # A pair takes as long as it has cells; those that were looked at are of the first of each picture's sizes.
+    pairs = len(of_picture) * sum(map(math.prod, sizes)) / max(sum(math.prod(found[0]) for found in of_picture), 1)
+    seconds = copies * sample.pair_seconds * pairs + sample.inspect_seconds * len(of_picture)
     outlook = (
         f"{material.unit}: {len(facts)}, sizes: {len(Counter(sizes))}, to hold out: {held_out}; "
         f"about {byte_count(disk)} and {duration(seconds)}"
@@ -121,11 +125,11 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
         lines = [latent_line(request, LatentSpace(**finished.latent)), *text_lines(captions), *lines]
         again = write_decoration(folder, sheet, as_text(lines))
         return _reused(finished, sheet, as_text([again, *lines]), progress)
-    ahead: dict[str, RawLatents] = {}
+    ahead: dict[PlannedPair, RawLatents] = {}
     if space is None:
         progress.text("measuring the latents")
-        first = plan.train_names()[:MEASURED_PICTURES]
-        ahead = {name: start_pair(material, name, False, None).latents() for name in first}
+        first = plan.train_pairs()[:MEASURED_PICTURES]
+        ahead = {pair: start_pair(material, pair, None).latents() for pair in first}
         space = LatentSpace.measured([pair.z for pair in ahead.values()], material.downscale)
     lines = [latent_line(request, space), *text_lines(captions), *lines]
     try:
@@ -166,6 +170,8 @@ def _material(request: BuildRequest, captions: CaptionEncoder | None, caches: _C
             raise BadInput("With a base of latents the targets are latents too: leave folder and images empty.")
         if request.mirror:
             raise BadInput("mirror needs pictures: the mirror image of a latent is not the latent of a mirror image.")
+        if request.resolutions:
+            raise BadInput("resolutions needs pictures: latents have the size that they have.")
         if request.masks:
             raise BadInput("masks needs pictures: latents have neither opacity nor files beside them.")
         return LatentMaterial(request.base, request.vae, request.caption)
@@ -194,7 +200,7 @@ def _material(request: BuildRequest, captions: CaptionEncoder | None, caches: _C
         PictureEncoder(request.vae, caches.latents),
         captions,
         caches.samples,
-        max_pixels=request.max_pixels,
+        areas=request.areas(),
         crop=request.crop,
         seed=request.seed,
         masks=request.masks,
@@ -229,7 +235,7 @@ def _recipe(request: BuildRequest, facts: dict[str, Fact]) -> str:
         "clip": clip_fingerprint(request.clip) if request.clip is not None else None,
         "base": request.base.describe(),
         "base_inputs": request.base.fingerprint(list(facts)),
-        "max_pixels": request.max_pixels,
+        "max_pixels": None if request.resolutions else request.max_pixels,
         "mirror": request.mirror,
         "crop": request.crop,
         "held_out": request.held_out,
@@ -239,6 +245,7 @@ def _recipe(request: BuildRequest, facts: dict[str, Fact]) -> str:
     # the same inputs holds the same tensors, and is found again.
     recipe |= {"dtype": request.dtype} if request.dtype != "float32" else {}
     recipe |= {"masks": [fact.mask_sha256 for fact in facts.values()]} if request.masks else {}
+    recipe |= {"resolutions": request.resolutions} if request.resolutions else {}
     recipe |= {"subset_weights": True} if request.subset_weights else {}
     return recipe_hash(recipe)
 

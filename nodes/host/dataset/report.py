@@ -21,8 +21,8 @@ def plan_lines(request: BuildRequest, plan: BuildPlan, subsets: dict[str, float]
     """Base, counts, sizes, and each skipped picture with its reason."""
     held = sum(side == "held_out" for _, side in plan.sides.values())
     groups = len({group for group, _ in plan.sides.values()})
-    mirrored = sum(flip for _, flip in plan.pairs)
-    sizes = Counter(item.size for item in plan.inspected.values()).most_common()
+    mirrored = sum(pair.flip for pair in plan.pairs)
+    sizes = Counter(size for item in plan.inspected.values() for size in item.sizes.values()).most_common()
     lines = [
         f"Base: {request.base.line()}.",
         f"Usable: {len(plan.inspected)} (held out: {held}, groups: {groups}), pairs: {len(plan.pairs)}"

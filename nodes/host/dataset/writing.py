@@ -15,7 +15,7 @@ from ..progress import NodeProgress
 from ..vae.host_vae import vae_dtype, vae_fingerprint
 from .latent_space import LatentSpace
 from .material import Material
-from .plan import BuildPlan, Fact, finish_pair, start_pair
+from .plan import BuildPlan, Fact, PlannedPair, finish_pair, start_pair
 from .request import BuildRequest
 from .sources import RawLatents
 from .subsets import subset_of
@@ -62,14 +62,15 @@ def write_pairs(
     space: LatentSpace,
     captions: CaptionEncoder | None,
     subsets: dict[str, float],
-    ahead: dict[str, RawLatents],
+    ahead: dict[PlannedPair, RawLatents],
     progress: NodeProgress,
 ) -> None:
     """Every pair of the plan that the writer does not have yet; those in `ahead` are made already."""
     began, total = time.monotonic(), len(facts) + len(plan.pairs)
     given: set[str] = set()  # captions whose text the writer has
     pairs = _raw_pairs(material, plan.pairs[writer.resumed :], space, ahead, progress)
-    for made, (name, flip, raw) in enumerate(pairs, start=1):
+    for made, (pair, raw) in enumerate(pairs, start=1):
+        name = pair.name
         group, side = plan.sides[name]
         caption = facts[name].caption
         writer.add(
@@ -80,7 +81,7 @@ def write_pairs(
             group=group,
             split=side,
             caption=caption,
-            flip=flip,
+            flip=pair.flip,
             rgb=raw.rgb,
             mask=raw.mask,
             subset=subset_of(name) if subsets else "",
@@ -96,22 +97,21 @@ def write_pairs(
 
 def _raw_pairs(
     material: Material,
-    pairs: list[tuple[str, bool]],
+    pairs: list[PlannedPair],
     space: LatentSpace,
-    ahead: dict[str, RawLatents],
+    ahead: dict[PlannedPair, RawLatents],
     progress: NodeProgress,
-) -> Iterator[tuple[str, bool, RawLatents]]:
-    """(name, mirrored, raw) of every pair, in their order."""
+) -> Iterator[tuple[PlannedPair, RawLatents]]:
+    """Every pair with its raw latents, in their order."""
     queue, done = iter(pairs), 0
     while some := list(itertools.islice(queue, _STARTED_AT_ONCE if material.in_two_steps else 1)):
         started = []
-        for name, flip in some:
-            raw = None if flip else ahead.pop(name, None)
-            started.append(raw or start_pair(material, name, flip, space).latents())
+        for pair in some:
+            started.append(ahead.pop(pair, None) or start_pair(material, pair, space).latents())
             if material.in_two_steps:
                 progress.text(f"encoded {done + len(started)} of {len(pairs)}")
-        for (name, flip), raw in zip(some, started, strict=True):
-            yield name, flip, finish_pair(material, name, raw)
+        for pair, raw in zip(some, started, strict=True):
+            yield pair, finish_pair(material, pair.name, raw)
         done += len(some)
 
 
