@@ -6,7 +6,7 @@ from ..training.data.degrade import AMOUNTS, check_degradation
 from .host.api import io, loading
 from .host.model.base_model import sampler_names, scheduler_names
 from .host.paths import resolve_inside
-from .host.schema import Node, check_choice, declare, node_schema, seed_input
+from .host.schema import Node, declare, node_schema, seed_input
 
 __all__ = ["NODES", "BaseType"]
 
@@ -114,6 +114,26 @@ class Ref2VSampleBase(Node):
                     tooltip="How much noise the target gets: low, so that the base still shows the same picture.",
                 ),
                 seed_input("Picture number n is noised with seed + n.", 0xFFFFFFFFFFFFFFFF),
+                declare(
+                    io.Int.Input,
+                    "width",
+                    default=0,
+                    min=0,
+                    max=2048,
+                    step=8,
+                    optional=True,
+                    tooltip="width x height is the area at which the base is made, then enlarged. 0: as the target.",
+                ),
+                declare(
+                    io.Int.Input,
+                    "height",
+                    default=0,
+                    min=0,
+                    max=2048,
+                    step=8,
+                    optional=True,
+                    tooltip="With width, the area: 768 x 768 for a base whose pictures are refined at 1024 x 1024.",
+                ),
             ],
             outputs=[_base_output()],
             hidden=[io.Hidden.dynprompt, io.Hidden.unique_id],
@@ -131,14 +151,14 @@ class Ref2VSampleBase(Node):
         seed: int,
         positive: list | None = None,
         negative: list | None = None,
+        width: int = 0,
+        height: int = 0,
     ) -> io.NodeOutput:
         with loading(cls):
             from .host.clip.host_clip import check_conditioning
             from .host.dataset.sources import SampleBase
             from .host.model.base_model import latent_scaling
             from .host.model.checkpoint_keys import check_checkpoint, loaded_from
-        check_choice("sampler_name", sampler_name, sampler_names())
-        check_choice("scheduler", scheduler, scheduler_names())
         prompt, here = cls.hidden.dynprompt, cls.hidden.unique_id
         checkpoint = loaded_from(prompt, here, ["model"])
         if checkpoint:
@@ -149,7 +169,8 @@ class Ref2VSampleBase(Node):
                 check_checkpoint(checkpoint, text_encoder=True)
             check_conditioning(conditioning, f"the {name} conditioning")
         latent_scaling(model)  # says so here if this model's latents cannot be carried by a refiner file
-        return io.NodeOutput(SampleBase(model, positive, negative, steps, cfg, sampler_name, scheduler, denoise, seed))
+        sampling = steps, cfg, sampler_name, scheduler, denoise, seed
+        return io.NodeOutput(SampleBase(model, positive, negative, *sampling, width, height))
 
 
 class Ref2VPairBase(Node):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..training.data.tensor_files import DTYPES
 from ..training.errors import BadInput
 from .base_source import BaseType, folder_fingerprint
 from .host.api import io, loading, ui
 from .host.paths import check_name, resolve_inside
-from .host.schema import Node, check_choice, declare, node_schema
+from .host.schema import Node, declare, node_schema
 
 if TYPE_CHECKING:
     import torch
@@ -144,6 +145,35 @@ class Ref2VBuildRefinerDataset(Node):
                     optional=True,
                     tooltip="Only look: contact sheet, counts and estimate, nothing written.",
                 ),
+                declare(
+                    io.Combo.Input,
+                    "dtype",
+                    options=list(DTYPES),
+                    default="float32",
+                    optional=True,
+                    tooltip="Of latents and text on the disk. float16 and bfloat16: half the size, rounded.",
+                ),
+                declare(
+                    io.Boolean.Input,
+                    "masks",
+                    default=False,
+                    optional=True,
+                    tooltip="What is transparent, or black in a file NAME_mask.png beside NAME.png, is not learnt.",
+                ),
+                declare(
+                    io.Boolean.Input,
+                    "subset_weights",
+                    default=False,
+                    optional=True,
+                    tooltip="An epoch draws the pictures below a subfolder 10_name ten times, as kohya's scripts do.",
+                ),
+                declare(
+                    io.String.Input,
+                    "resolutions",
+                    default="",
+                    optional=True,
+                    tooltip="Such as 512, 768: each picture at the area of each square, instead of width x height.",
+                ),
             ],
             outputs=[
                 declare(io.String.Output, "dataset", display_name="dataset", tooltip="Path of the dataset's folder."),
@@ -199,15 +229,18 @@ class Ref2VBuildRefinerDataset(Node):
         held_out: int = 0,
         seed: int = 0,
         plan_only: bool = False,
+        dtype: str = "float32",
+        masks: bool = False,
+        subset_weights: bool = False,
+        resolutions: str = "",
     ) -> io.NodeOutput:
         with loading(cls):
             from .host.dataset.build import build_dataset
             from .host.dataset.contact_sheet import as_image
-            from .host.dataset.request import BuildRequest
+            from .host.dataset.request import BuildRequest, parse_resolutions
             from .host.model.checkpoint_keys import check_checkpoint, loaded_from, refuse_empty_link
             from .host.progress import NodeProgress
         prompt, here = cls.hidden.dynprompt, cls.hidden.unique_id
-        check_choice("crop", crop, _CROPS)
         refuse_empty_link(prompt, here, "clip", clip)
         refuse_empty_link(prompt, here, "vae", vae)
         checkpoint = loaded_from(prompt, here, ["clip"])
@@ -228,6 +261,10 @@ class Ref2VBuildRefinerDataset(Node):
             held_out=held_out,
             seed=seed,
             plan_only=plan_only,
+            dtype=dtype,
+            masks=masks,
+            subset_weights=subset_weights,
+            resolutions=parse_resolutions(resolutions),
         )
         result = build_dataset(request, NodeProgress(here, 1))
         sheet = as_image(result.sheet)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -37,6 +39,13 @@ _TURNS = {
 }
 
 _strict = threading.Lock()
+_Read = TypeVar("_Read")
+
+
+def read_alpha(path: str | Path, name: str | None = None) -> Tensor | None:
+    """The opacity of a picture file, float32 [1, H, W] in [0, 1], turned as `read_picture` turns it; None where it is
+    opaque all over. Raises BadInput as that does."""
+    return _read(path, name, lambda image, _: _alpha(image))
 
 
 def read_picture(path: str | Path, name: str | None = None) -> Tensor:
@@ -52,6 +61,11 @@ def read_picture(path: str | Path, name: str | None = None) -> Tensor:
     Raises:
         BadInput: missing, empty, damaged, not a picture, or of a size that `check_picture_size` refuses.
     """
+    return _read(path, name, _to_rgb)
+
+
+def _read(path: str | Path, name: str | None, convert: Callable[[Image.Image, str], _Read]) -> _Read:
+    """What `convert` makes of a picture file that is decoded and upright; BadInput with whatever is wrong with it."""
     path = Path(path)
     name = name or path.name
     if not path.is_file():
@@ -62,7 +76,7 @@ def read_picture(path: str | Path, name: str | None = None) -> Tensor:
         with Image.open(path, formats=FORMATS) as image:
             check_picture_size(image.width, image.height, name)  # from the header, before anything is decoded
             _load(image)
-            return _to_rgb(_upright(image), name)
+            return convert(_upright(image), name)
     except BadInput:
         raise
     except MemoryError:
@@ -134,11 +148,20 @@ def _to_rgb(image: Image.Image, name: str) -> Tensor:
         if grey.min() < 0 or grey.max() > 65535:
             raise BadInput(f"The picture {name} holds numbers outside 0..65535: save it with 8 or 16 bits.")
         return (grey / 65535).expand(3, -1, -1).contiguous()
-    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+    if _has_alpha(image):
         colour = _planes(image.convert("RGBA"))
         alpha = colour[3:]
         return colour[:3] * alpha + (1 - alpha)
     return _planes(image.convert("RGB"))
+
+
+def _has_alpha(image: Image.Image) -> bool:
+    return image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info
+
+
+def _alpha(image: Image.Image) -> Tensor | None:
+    alpha = _planes(image.convert("RGBA"))[3:] if _has_alpha(image) else None
+    return None if alpha is None or bool((alpha == 1).all()) else alpha
 
 
 def _planes(image: Image.Image) -> Tensor:

@@ -8,13 +8,16 @@ from typing import Protocol
 
 import torch
 
-from ....training.data.picture_files import PictureFiles, read_caption
-from ....training.data.pictures import quick_size, read_picture
+from ....training.data.buckets import resize
+from ....training.data.picture_files import PictureFiles, match_key, plain_text, read_caption
+from ....training.data.pictures import quick_size, read_alpha, read_picture
 from ....training.errors import BadInput
 from ....training.storage.files import sha256_file
 from ..paths import refuse_link_outside
 
-__all__ = ["PictureBatch", "PictureFolder", "Pictures"]
+__all__ = ["PictureBatch", "PictureFolder", "Pictures", "picture_file", "resize_to_picture"]
+
+_MASK = "_mask"  # how the stem of a mask's file ends
 
 
 class Pictures(Protocol):
@@ -34,16 +37,35 @@ class Pictures(Protocol):
     def read(self, name: str) -> torch.Tensor:
         """[3,H,W] in [0,1]; BadInput naming the picture."""
 
+    def mask(self, name: str) -> torch.Tensor | None:
+        """How much each pixel counts, [1,H,W] in [0,1] of any size; None where all do. BadInput naming the picture."""
+
+    def mask_sha256(self, name: str) -> str:
+        """Of a mask that lies beside the picture; "" where there is none, or it is in the picture itself."""
+
 
 class PictureFolder:
-    """All pictures under a folder; a picture without a caption file of its own has `caption`."""
+    """All pictures under a folder; a picture without a caption file of its own has `caption`.
 
-    def __init__(self, folder: Path, caption: str) -> None:
+    With `masks`, `fox_mask.png` is the mask of `fox.jpg` (white counts, black does not), and no picture of its own.
+    """
+
+    def __init__(self, folder: Path, caption: str, masks: bool = False) -> None:
         self._files = PictureFiles(folder)
         self.names = self._files.names
         self.orphan_captions = self._files.orphan_captions
-        self.left_out = self._files.left_out
+        self.left_out = dict(self._files.left_out)
         self._caption = caption
+        self._masks: dict[str, str] = {}  # by `match_key` of the picture
+        if masks:
+            of_key = {match_key(name): name for name in reversed(self.names)}  # the first of two of one stem
+            self._masks = {key.removesuffix(_MASK): name for key, name in of_key.items() if key.endswith(_MASK)}
+            self.names = [name for name in self.names if not match_key(name).endswith(_MASK)]
+            keys = {match_key(name) for name in self.names}
+            if lonely := sorted(name for key, name in self._masks.items() if key not in keys):
+                self.left_out["masks without a picture"] = lonely
+            if not self.names:
+                raise BadInput(f"The folder {plain_text(folder.name)} holds nothing but masks: pictures are missing.")
 
     def sha256(self, name: str) -> str:
         return sha256_file(picture_file(self._files, name))
@@ -60,6 +82,17 @@ class PictureFolder:
     def read(self, name: str) -> torch.Tensor:
         return read_picture(picture_file(self._files, name), name)
 
+    def mask(self, name: str) -> torch.Tensor | None:
+        """The file beside it, else the picture's own opacity."""
+        mask = self._masks.get(match_key(name))
+        if mask is None:
+            return read_alpha(picture_file(self._files, name), name)
+        return read_picture(picture_file(self._files, mask, "mask"), mask).mean(0, keepdim=True)
+
+    def mask_sha256(self, name: str) -> str:
+        mask = self._masks.get(match_key(name))
+        return sha256_file(picture_file(self._files, mask, "mask")) if mask is not None else ""
+
 
 def picture_file(files: PictureFiles, name: str, what: str = "picture", shown: str = "") -> Path:
     """The file of that name; BadInput where it is a link that leads out, or no plain file behind a link."""
@@ -68,6 +101,20 @@ def picture_file(files: PictureFiles, name: str, what: str = "picture", shown: s
     if not path.is_file():  # also a link to a pipe: to open one would wait for ever
         raise BadInput(f"There is no {what} {shown}.")
     return path
+
+
+def resize_to_picture(other: torch.Tensor, picture: torch.Tensor, name: str, what: str) -> torch.Tensor:
+    """`other` [C,H,W] in [0,1] at the size of a picture [3,H,W]: then one and the same cut is the same place in both.
+
+    BadInput where it shows another frame, which its aspect ratio tells; `what` names it there.
+    """
+    height, width = picture.shape[1:]
+    if abs(other.shape[2] * height - other.shape[1] * width) > 0.02 * other.shape[2] * height:
+        raise BadInput(
+            f"The picture {name} is {width}x{height} and its {what} {other.shape[2]}x{other.shape[1]}: both must show "
+            f"the same frame, so the same aspect ratio."
+        )
+    return resize(other, (height, width))
 
 
 class PictureBatch:
@@ -113,3 +160,11 @@ class PictureBatch:
         if picture.shape[0] == 4:  # as read_picture does: transparent parts over white
             picture = picture[:3] * picture[3:] + (1 - picture[3:])
         return picture.clamp(0, 1).contiguous()
+
+    def mask(self, name: str) -> torch.Tensor | None:
+        """The fourth channel, where it is not 1 everywhere."""
+        alpha = self._pictures[name][..., 3:].float().cpu().movedim(-1, 0).clamp(0, 1)
+        return None if bool((alpha == 1).all()) else alpha.contiguous()  # also where there is none
+
+    def mask_sha256(self, name: str) -> str:
+        return ""
