@@ -363,37 +363,6 @@ def what_was_sampled_is_found_again():
     }  # fmt: skip
 
 
-def a_killed_build_goes_on_with_what_it_had():
-    """5000 latents, of which the first shard holds 4096; stopped behind it, as by a person's click."""
-    build, request, *_, progress = building_parts()
-    latents = pack(f"{building}.sources").LatentBase
-    target = torch.randn(5000, 4, 2, 2, generator=torch.Generator().manual_seed(0))
-    base = latents({"samples": target}, {"samples": target * 0.5})
-
-    class Stopped(progress):
-        def update(self, done, *args, **kwargs):
-            super().update(done, *args, **kwargs)
-            if done > 9500:
-                raise comfy.model_management.InterruptProcessingException
-
-    def files(result):
-        return {path.name: path.read_bytes().hex() for path in Path(result.folder).iterdir()}
-
-    whole = build(request(base, "killed"), progress(None, 1))
-    wanted = files(whole)
-    pack("nodes.host.paths").move_aside(Path(whole.folder))
-    try:
-        build(request(base, "killed"), Stopped(None, 1))
-    except comfy.model_management.InterruptProcessingException:
-        stopped = not Path(whole.folder).exists()
-    again = build(request(base, "killed"), progress(None, 1))
-    left = [path.name for path in Path(again.folder).parent.glob(".killed-*")]
-    return {
-        "stopped": stopped, "report": again.report.split("  \n")[:2], "same files": files(again) == wanted,
-        "left": left,
-    }  # fmt: skip
-
-
 write_results(
     {
         check.__name__: check
@@ -413,7 +382,6 @@ write_results(
             running_out_of_memory_is_said_and_its_latents_are_not_kept,
             base_model_and_vae_take_few_turns,
             what_was_sampled_is_found_again,
-            a_killed_build_goes_on_with_what_it_had,
         )
     }
 )
