@@ -117,7 +117,11 @@ def test_a_run_leaves_everything_that_a_person_needs(whole_run):
     grid = Image.open(result.folder / "grid.png")
     assert grid.size == (3 * 16 + 2 * 4, 16)  # base | refined | target of the held-out pair
     assert Image.open(result.folder / "loss.png").size == (640, 400)
-    assert sorted(p.name for p in (result.folder / ".checkpoints").iterdir()) == ["step-00000008", "step-00000012"]
+    measured = [line for line in read_journal(result.folder / "metrics.jsonl") if "validation/loss" in line]
+    looked = {line["step"]: line["validation/loss"] for line in measured}
+    best = min(looked, key=looked.__getitem__)
+    kept = sorted({f"step-{best:08d}", "step-00000012"})
+    assert sorted(p.name for p in (result.folder / ".checkpoints").iterdir()) == kept
     assert sorted(p.name for p in (result.folder / "validation").iterdir()) == [
         f"step-{step:08d}.png" for step in (4, 8, 12)
     ]
