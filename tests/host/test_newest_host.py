@@ -44,7 +44,7 @@ def test_packed_weights_have_a_fingerprint_that_changes_with_their_numbers_or_on
 def test_a_plan_changes_the_vae_beside_a_model_that_it_cannot_store_otherwise(results):
     check = passed(results, "plan_with_a_quantized_model_beside_an_ordinary_vae")
     assert (check["encoder"], check["decoder"], check["model"]) == (["bfloat16"], ["float32"], ["bfloat16"])
-    rows = {line.split("  ")[0]: line for line in check["table"].splitlines()}
+    rows = {line.split("|")[1].strip(): line for line in check["table"].splitlines() if line.startswith("|")}
     assert "quantized" in rows["MODEL"] and "fp16 passed over" in rows["MODEL"]
     assert "fp16 is passed over, because its weights are quantized" in check["table"]
     assert "bf16" in rows["VAE encoder"] and "fp32" in rows["VAE decoder"]
