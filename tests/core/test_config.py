@@ -130,7 +130,7 @@ def test_where_things_lie_and_how_often_one_looks_is_no_part_of_the_identity():
         device="cpu",
         keep_checkpoints=7,
         keep_best=False,
-        data={"workers": 3},
+        data={"workers": 3, "verify": "full"},
         validation={"every": 5, "pictures": 0, "crop": None},
         checkpoint={"every": "epoch", "minutes": 5},
         gradient_checkpointing=True,
@@ -139,8 +139,8 @@ def test_where_things_lie_and_how_often_one_looks_is_no_part_of_the_identity():
     assert moved != config() and moved.identity() == config().identity()
     assert set(FREE_ON_RESUME) == {
         "dataset", "run", "device", "keep_checkpoints", "keep_best", "gradient_checkpointing", "health.skips",
-        "health.scale_floor", "health.leak_watch", "data.workers", "validation.every", "validation.pictures",
-        "validation.crop", "checkpoint.every", "checkpoint.minutes",
+        "health.scale_floor", "health.leak_watch", "data.workers", "data.verify", "validation.every",
+        "validation.pictures", "validation.crop", "checkpoint.every", "checkpoint.minutes",
     }
 
 

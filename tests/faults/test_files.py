@@ -111,6 +111,20 @@ def test_a_shard_that_was_damaged_while_a_run_stood_still_stops_it_and_loses_not
     assert result.refiner.read_bytes() == whole_run[0].refiner.read_bytes()
 
 
+@pytest.mark.parametrize("kind", DAMAGES)
+@pytest.mark.parametrize("name", ["text-00000.safetensors", "pairs.safetensors"])
+def test_a_damaged_file_of_captions_or_of_pairs_stops_a_run_before_its_first_step(
+    configure, watch, build_pairs, name, kind
+):
+    folder = build_pairs(text={"tokens": 2, "dim": 8, "pooled": 0, "fingerprint": "x"})
+    damage(folder / name, kind, 1)
+    watcher = watch()
+    words = rf"{name} .* (is damaged|must have \d+ bytes)|lacks its file {name}"
+    with pytest.raises(BadInput, match=words) as said:
+        watcher.train(configure(dataset=folder, **BRIEF))
+    assert watcher.steps == [] and "\n" not in str(said.value)
+
+
 # ---- disks ----------------------------------------------------------------------------------------------------------
 
 

@@ -17,8 +17,8 @@ __all__ = [
 
 FREE_ON_RESUME = (
     "dataset", "run", "device", "keep_checkpoints", "keep_best", "gradient_checkpointing", "health.skips",
-    "health.scale_floor", "health.leak_watch", "data.workers", "validation.every", "validation.pictures",
-    "validation.crop", "checkpoint.every", "checkpoint.minutes",
+    "health.scale_floor", "health.leak_watch", "data.workers", "data.verify", "validation.every",
+    "validation.pictures", "validation.crop", "checkpoint.every", "checkpoint.minutes",
 )
 """Fields that may change between the parts of one run: where things lie, how often one looks and how much memory it
 takes, not what is learnt."""

@@ -109,6 +109,9 @@ class DataConfig(Section):
     mirror: bool = Field(False, description="mirror half of the crops; pixel space only")
     caption_dropout: float = Field(0.1, ge=0, le=1, description="share of samples trained on the empty caption")
     workers: int = Field(0, ge=0, le=64, description="loader processes; 0 inside ComfyUI")
+    verify: Literal["changed", "full"] = Field(
+        "changed", description="which shards a start reads through: those not known to be whole, or all"
+    )
 
 
 class OptimizerConfig(Section):

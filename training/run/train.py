@@ -98,7 +98,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
     objective = choose_objective(config, plan.objective, data, plan.compute)
     source.draw = objective.draw()  # noise and times are made where batches are read
     with folder.failures_told(lambda: (0, plan.total_steps)):
-        data.verify(should_stop)
+        data.verify(should_stop, full=config.data.verify == "full")
         net, ema = _build_network(objective, config, plan.compute)
     optimizer = build_optimizer(config.optimizer, trainables(net), config.seed)
     scaler = _build_scaler(net, plan.compute)
