@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ..training.data.degrade import AMOUNTS, check_degradation
-from ..training.errors import BadInput
 from .host.api import io, loading
 from .host.model.base_model import sampler_names, scheduler_names
 from .host.paths import resolve_inside
@@ -115,18 +114,25 @@ class Ref2VSampleBase(Node):
                     tooltip="How much noise the target gets: low, so that the base still shows the same picture.",
                 ),
                 seed_input("Picture number n is noised with seed + n.", 0xFFFFFFFFFFFFFFFF),
-                *(
-                    declare(
-                        io.Int.Input,
-                        side,
-                        default=0,
-                        min=0,
-                        max=2048,
-                        step=8,
-                        optional=True,
-                        tooltip="width x height is the area that the model works at, then enlarged; 0 = the target's.",
-                    )
-                    for side in ("width", "height")
+                declare(
+                    io.Int.Input,
+                    "width",
+                    default=0,
+                    min=0,
+                    max=2048,
+                    step=8,
+                    optional=True,
+                    tooltip="width x height is the area at which the base is made, then enlarged. 0: as the target.",
+                ),
+                declare(
+                    io.Int.Input,
+                    "height",
+                    default=0,
+                    min=0,
+                    max=2048,
+                    step=8,
+                    optional=True,
+                    tooltip="With width, the area: 768 x 768 for a base whose pictures are refined at 1024 x 1024.",
                 ),
             ],
             outputs=[_base_output()],
@@ -153,8 +159,6 @@ class Ref2VSampleBase(Node):
             from .host.dataset.sources import SampleBase
             from .host.model.base_model import latent_scaling
             from .host.model.checkpoint_keys import check_checkpoint, loaded_from
-        if (width == 0) != (height == 0):
-            raise BadInput(f"width and height are an area together, or both 0; got {width} x {height}.")
         prompt, here = cls.hidden.dynprompt, cls.hidden.unique_id
         checkpoint = loaded_from(prompt, here, ["model"])
         if checkpoint:
@@ -165,8 +169,8 @@ class Ref2VSampleBase(Node):
                 check_checkpoint(checkpoint, text_encoder=True)
             check_conditioning(conditioning, f"the {name} conditioning")
         latent_scaling(model)  # says so here if this model's latents cannot be carried by a refiner file
-        settings = (steps, cfg, sampler_name, scheduler, denoise, seed)
-        return io.NodeOutput(SampleBase(model, positive, negative, *settings, max_pixels=width * height))
+        sampling = steps, cfg, sampler_name, scheduler, denoise, seed
+        return io.NodeOutput(SampleBase(model, positive, negative, *sampling, width, height))
 
 
 class Ref2VPairBase(Node):

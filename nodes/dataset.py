@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..training.data.tensor_files import DTYPES
 from ..training.errors import BadInput
 from .base_source import BaseType, folder_fingerprint
 from .host.api import io, loading, ui
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["NODES"]
 
 _CROPS = ["center", "random"]
-_STORAGE_DTYPES = ["float32", "float16", "bfloat16"]
 
 
 class Ref2VBuildRefinerDataset(Node):
@@ -146,26 +146,33 @@ class Ref2VBuildRefinerDataset(Node):
                     tooltip="Only look: contact sheet, counts and estimate, nothing written.",
                 ),
                 declare(
+                    io.Combo.Input,
+                    "dtype",
+                    options=list(DTYPES),
+                    default="float32",
+                    optional=True,
+                    tooltip="Of latents and text on the disk. float16 and bfloat16: half the size, rounded.",
+                ),
+                declare(
                     io.Boolean.Input,
                     "masks",
                     default=False,
                     optional=True,
-                    tooltip="Learn only where NAME_mask.png beside NAME.jpg is white; without one, where it is opaque.",
+                    tooltip="What is transparent, or black in a file NAME_mask.png beside NAME.png, is not learnt.",
                 ),
                 declare(
                     io.Boolean.Input,
-                    "folder_weights",
+                    "subset_weights",
                     default=False,
                     optional=True,
-                    tooltip="Pictures of a subfolder named as 10_fox are drawn 10 times an epoch, all others once.",
+                    tooltip="An epoch draws the pictures below a subfolder 10_name ten times, as kohya's scripts do.",
                 ),
                 declare(
-                    io.Combo.Input,
-                    "storage_dtype",
-                    options=_STORAGE_DTYPES,
-                    default="float32",
+                    io.String.Input,
+                    "resolutions",
+                    default="",
                     optional=True,
-                    tooltip="Latents and text on the disk: float16 and bfloat16 take half the space.",
+                    tooltip="Such as 512, 768: each picture at the area of each square, instead of width x height.",
                 ),
             ],
             outputs=[
@@ -222,14 +229,15 @@ class Ref2VBuildRefinerDataset(Node):
         held_out: int = 0,
         seed: int = 0,
         plan_only: bool = False,
+        dtype: str = "float32",
         masks: bool = False,
-        folder_weights: bool = False,
-        storage_dtype: str = "float32",
+        subset_weights: bool = False,
+        resolutions: str = "",
     ) -> io.NodeOutput:
         with loading(cls):
             from .host.dataset.build import build_dataset
             from .host.dataset.contact_sheet import as_image
-            from .host.dataset.request import BuildRequest
+            from .host.dataset.request import BuildRequest, parse_resolutions
             from .host.model.checkpoint_keys import check_checkpoint, loaded_from, refuse_empty_link
             from .host.progress import NodeProgress
         prompt, here = cls.hidden.dynprompt, cls.hidden.unique_id
@@ -253,9 +261,10 @@ class Ref2VBuildRefinerDataset(Node):
             held_out=held_out,
             seed=seed,
             plan_only=plan_only,
+            dtype=dtype,
             masks=masks,
-            folder_weights=folder_weights,
-            storage_dtype=storage_dtype,
+            subset_weights=subset_weights,
+            resolutions=parse_resolutions(resolutions),
         )
         result = build_dataset(request, NodeProgress(here, 1))
         sheet = as_image(result.sheet)

@@ -10,7 +10,6 @@ const LINE = 15 // pixels
 const PADDING = 12
 const MOST_LINES = 18 // more of them are scrolled to
 const ROW = /^\||\S {2,}\S/ // of a table: its columns stay, while other lines are wrapped
-const FENCE = "```" // around tables, for what reads the report as Markdown
 
 const STYLE = {
   boxSizing: "border-box",
@@ -45,7 +44,7 @@ function makeWidget(node) {
     getValue: () => shown,
     setValue(text) {
       shown = text
-      const lines = text.split("\n").filter((line) => line !== FENCE)
+      const lines = text.split("\n")
       box.replaceChildren(
         ...lines.map((line) => {
           const element = document.createElement("div")

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from training.config.train_config import TrainConfig
 from training.data.shards import DatasetWriter
+from training.run.report.journal import read as read_journal
 from training.run.train import RunResult, train
 
 PIXELS = {"name": "pixels", "channels": 3, "scale": 1.0, "shift": 0.0, "downscale": 1}
@@ -69,6 +70,11 @@ def wave(seed: int, side: int) -> torch.Tensor:
     y, x = torch.meshgrid(torch.arange(side) * 1.0, torch.arange(side) * 1.0, indexing="ij")
     broad = torch.stack([torch.sin(0.2 * x + 0.1 * y + turn[k]) for k in range(3)])
     return 0.6 * broad + 0.4 * torch.sin(1.3 * x + 0.9 * y + turn[3])
+
+
+def step_lines(folder: Path) -> list[dict]:
+    """The journal's lines of the optimizer steps, without those of the validation."""
+    return [line for line in read_journal(folder / "metrics.jsonl") if "learning_rate" in line]
 
 
 def blurred(z: torch.Tensor) -> torch.Tensor:
@@ -183,3 +189,36 @@ def small_disk(tmp_path):
     yield mount
     for folder in mounted:
         subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+# ---- adapters -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["convolutions", "attention"])
+def material(request, tmp_path, build_pairs):
+    """(refiner to go on from, dataset) for a network of convolutions alone, and for one with attention and text."""
+    from tests.core.starts import TEXT, write_start
+
+    text = TEXT if request.param == "attention" else None
+    start = write_start(tmp_path / "earlier" / "refiner.safetensors", text=text)
+    return start, build_pairs(pairs=6, held_out=1, text=text)
+
+
+@pytest.fixture
+def adapt(configure, tmp_path):
+    """adapt(start, dataset, ...) -> configuration of a LoRA run on them."""
+
+    def build(start, dataset, lora=None, **changes):
+        values = {"epochs": 2, "validation__pictures": 0, **changes}
+        lora = {"rank": 4} if lora is None else lora
+        return configure(dataset=dataset, refiner={"start_from": str(start)}, lora=lora, **values)
+
+    return build
+
+
+@pytest.fixture
+def conv_start(tmp_path):
+    """A refiner to go on from, of convolutions alone."""
+    from tests.core.starts import write_start
+
+    return write_start(tmp_path / "earlier" / "refiner.safetensors")

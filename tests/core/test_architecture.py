@@ -286,13 +286,9 @@ def test_no_module_has_a_name_that_says_nothing():
 
 
 LONGEST = 350  # lines; a file that outgrows them holds two things
-STILL_LONG = {
-    "tests/core/data/test_shards.py", "tests/core/test_checkpoint.py", "tests/core/test_lora.py",
-    "tests/core/test_run.py", "tests/core/test_sdxl_refiner.py", "tests/host/dataset_in_host.py",
-}  # fmt: skip
 
 
 def test_no_file_holds_more_than_350_lines():
     long = {path.relative_to(ROOT).as_posix(): count for path in sources()
             if (count := len(path.read_bytes().splitlines())) > LONGEST}  # fmt: skip
-    assert long.keys() <= STILL_LONG, long
+    assert long == {}

@@ -1,26 +1,21 @@
 """LoRA: adapters alone are trained, kept and averaged, and the file at the end is the refiner with them in it."""
 
+
 import copy
-import json
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from tests.core.starts import TEXT, write_start
+from tests.core.starts import write_start
 from tests.core.test_resume import history, last_state
-from training.__main__ import main
-from training.config.sections import LoRAConfig
 from training.config.start_file import start_file_hash
-from training.config.train_config import TrainConfig
 from training.data.batches import BatchSource
 from training.errors import BadInput, TrainingFailed
-from training.objectives.plain_names import plain_names
 from training.objectives.residual import objective as objectives
 from training.objectives.residual.file import load_meta, load_refiner
-from training.objectives.residual.lora import add_adapters, choose_adapters, load_lora_meta, merge
+from training.objectives.residual.lora import add_adapters, choose_adapters, load_lora_meta
 from training.objectives.residual.model import Refiner
 from training.objectives.residual.objective import batch_loss
 from training.objectives.residual.unet import build_unet
@@ -28,31 +23,6 @@ from training.objectives.trainables import fill, trainables
 from training.run.checkpoints.checkpoint import load_newest
 from training.run.optim.ema import EMA
 from training.run.plan import make_plan
-
-
-@pytest.fixture(params=["convolutions", "attention"])
-def material(request, tmp_path, build_pairs):
-    """(refiner to go on from, dataset) for a network of convolutions alone, and for one with attention and text."""
-    text = TEXT if request.param == "attention" else None
-    start = write_start(tmp_path / "earlier" / "refiner.safetensors", text=text)
-    return start, build_pairs(pairs=6, held_out=1, text=text)
-
-
-@pytest.fixture
-def adapt(configure, tmp_path):
-    """adapt(start, dataset, ...) -> configuration of a LoRA run on them."""
-
-    def build(start, dataset, lora=None, **changes):
-        values = {"epochs": 2, "validation__pictures": 0, **changes}
-        lora = {"rank": 4} if lora is None else lora
-        return configure(dataset=dataset, refiner={"start_from": str(start)}, lora=lora, **values)
-
-    return build
-
-
-@pytest.fixture
-def conv_start(tmp_path):
-    return write_start(tmp_path / "earlier" / "refiner.safetensors")
 
 
 def adapted(start, config):
@@ -341,116 +311,9 @@ def test_a_checkpoint_of_another_rank_is_another_run(conv_start, dataset, adapt,
         watch().train(adapt(conv_start, dataset, lora={"rank": 5}))
 
 
-# ------------------------------------------------------------------------------------------------------- what is asked
-
-
-def test_without_a_start_it_is_refused_with_the_reason():
-    with pytest.raises(BadInput, match="lora needs refiner.start_from: .* random weights would never learn"):
-        TrainConfig.build({"dataset": "data", "run": "run", "lora": {}})
-
-
-@pytest.mark.parametrize(
-    "lora, said",
-    [
-        ({"rank": 0}, "lora.rank"),
-        ({"alpha": 0}, "lora.alpha"),
-        ({"alpha": float("inf")}, "lora.alpha"),
-        ({"targets": "convolutions"}, "lora.targets: must be 'all', 'attention' or a list of endings"),
-        ({"targets": []}, "lora.targets: must be"),
-        ({"targets": [""]}, "lora.targets: must be"),
-        ({"targets": [3]}, "lora.targets: must be"),
-        ({"dropout": 0.1}, "lora.dropout"),
-    ],
-)
-def test_an_error_names_its_field(lora, said):
-    with pytest.raises(BadInput, match=said) as caught:
-        TrainConfig.build({"dataset": "d", "run": "r", "refiner": {"start_from": "a"}, "lora": lora})
-    assert "\n" not in str(caught.value)
-
-
-def test_what_is_asked_survives_json():
-    values = {"rank": 2, "alpha": 4.0, "targets": ["to_q", "conv1"]}
-    config = TrainConfig.build({"dataset": "d", "run": "r", "refiner": {"start_from": "a"}, "lora": values})
-    assert TrainConfig.parse(config.to_json()) == config
-    assert json.loads(config.to_json())["lora"] == values
-
-
-def test_targets_by_word_and_by_ending(material):
-    shape = load_meta(material[0]).unet
-    net = build_unet(shape)
-    layers = {n for n, m in net.named_modules() if isinstance(m, (torch.nn.Conv2d, torch.nn.Linear))}
-    assert set(choose_adapters(LoRAConfig(), shape).layers) == layers
-    some = choose_adapters(LoRAConfig(targets=["conv1", "resnets.0.conv2"]), shape).layers
-    assert set(some) == {n for n in layers if n.endswith((".conv1", ".resnets.0.conv2"))} and len(some) > 2
-    assert choose_adapters(LoRAConfig(targets=["conv_in"]), shape).layers == ("conv_in",)
-    for end in ("onv1", "conv_norm_out", "nothing"):  # half a name; a norm; no layer at all
-        with pytest.raises(BadInput, match=f"lora.targets: expected endings .*'conv1'.*got '{end}'"):
-            choose_adapters(LoRAConfig(targets=["conv1", end]), shape)
-    if any(shape.depths()):
-        attention = choose_adapters(LoRAConfig(targets="attention"), shape).layers
-        assert set(attention) == {n for n in layers if n.endswith((".to_q", ".to_k", ".to_v", ".to_out.0"))}
-        assert len(attention) % 8 == 0
-    else:
-        with pytest.raises(BadInput, match="'attention' means no layer of this network, .* expected 'all'"):
-            choose_adapters(LoRAConfig(targets="attention"), shape)
-
-
-@pytest.mark.parametrize("targets", ["all", ["conv1"], ["conv_in", "conv_out"]])
-def test_adapters_are_where_they_were_asked_for_and_as_many_as_told(material, targets):
-    shape = load_meta(material[0]).unet
-    adapters, net = choose_adapters(LoRAConfig(rank=3, targets=targets), shape), build_unet(shape)
-    add_adapters(net, adapters)
-    trained = trainables(net)
-    for end in (".lora_A.weight", ".lora_B.weight"):
-        assert {name.removesuffix(end) for name in trained if name.endswith(end)} == set(adapters.layers)
-    assert sum(p.numel() for p in trained.values()) == adapters.parameters
-    assert f"{adapters.parameters:,} parameters are trained" in adapters.sentence(1000)
-
-
-def test_alpha_is_the_rank_where_none_is_given_and_scales_what_is_added(conv_start):
-    shape, (weights, _, _) = load_meta(conv_start).unet, load_refiner(conv_start)
-    net = build_unet(shape)
-    once = choose_adapters(LoRAConfig(rank=4, targets=["conv1"]), shape)
-    add_adapters(net, once)
-    trained = trainables(net)
-    fill(trained, {name: torch.ones_like(p) for name, p in trained.items()})
-    assert once.alpha == 4 and once.scale == 1
-    half = choose_adapters(LoRAConfig(rank=4, alpha=2, targets=["conv1"]), shape)
-    for adapters, added in ((once, 4.0), (half, 2.0)):
-        merged = merge(weights, trained, adapters)
-        for name, weight in weights.items():
-            change = merged[name] - weight
-            expected = added if name.removesuffix(".weight") in adapters.layers else 0.0
-            torch.testing.assert_close(change, torch.full_like(change, expected))
-
-
-def test_the_same_seed_gives_the_same_adapters(conv_start, dataset, adapt, watch, tmp_path):
-    made = []
-    for seed, name in ((0, "a"), (0, "b"), (1, "c")):
-        torch.manual_seed(len(made))
-        result = watch().train(adapt(conv_start, dataset, run=tmp_path / name, seed=seed, epochs=1))
-        made.append((result.folder / "lora.safetensors").read_bytes())
-    assert made[0] == made[1] != made[2]
-
-
-def test_names_of_adapters_are_plain_whatever_wraps_the_network():
-    tensors = {"module.conv1._orig_mod.lora_A.default.weight": 1, "module.default.weight": 2}
-    assert plain_names(tensors) == {"conv1.lora_A.weight": 1, "default.weight": 2}
-
-
 def test_a_copy_of_an_adapted_network_is_one(conv_start, dataset, adapt):
     """The average is a deep copy: what it learns must not reach the original."""
     refiner, _, _ = adapted(conv_start, adapt(conv_start, dataset))
     other = copy.deepcopy(refiner.net)
     fill(trainables(other), {name: torch.ones_like(p) for name, p in trainables(other).items()})
     assert not any(torch.equal(p, torch.ones_like(p)) for p in trainables(refiner.net).values())
-
-
-def test_the_command_line_gives_the_same_bytes(conv_start, dataset, adapt, watch, tmp_path, capsys):
-    expected = watch().train(adapt(conv_start, dataset, run=tmp_path / "here"))
-    path = tmp_path / "run.json"
-    path.write_text(adapt(conv_start, dataset).to_json())
-    assert main(["train", "--config", str(path)]) == 0
-    folder = Path(capsys.readouterr().out.split("\n")[-2]).parent
-    for name in ("refiner.safetensors", "lora.safetensors"):
-        assert (folder / name).read_bytes() == (expected.folder / name).read_bytes()

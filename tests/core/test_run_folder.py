@@ -264,7 +264,11 @@ def test_a_run_from_before_is_exported_as_it_lies(copy, tmp_path):
 
 
 def test_a_dataset_that_cannot_be_read_is_what_the_sentence_names(configure, watch, monkeypatch):
+    hash_file = index.sha256_file
+
     def fail(path):
+        if "shard" not in str(path):
+            return hash_file(path)
         raise OSError(5, "Input/output error", str(path))
 
     monkeypatch.setattr(index, "sha256_file", fail)

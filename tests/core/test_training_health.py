@@ -146,7 +146,7 @@ def test_a_good_step_is_taken_and_an_overflow_skipped():
     before = given[3].detach().clone()
     assert attempt(*given, 2, float("inf")) is False and torch.equal(given[3], before)
     assert given[0].journalled() == {"loss_scale": 32768.0}
-    assert attempt(*given, 3) is True and given[0].scale.in_a_row == 0
+    assert attempt(*given, 3) is True and given[0].scale_health.in_a_row == 0
 
 
 def test_the_sentence_is_told_also_where_the_origin_cannot_be_found():

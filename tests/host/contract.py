@@ -89,7 +89,9 @@ SYMBOLS: dict[str, dict[str, str]] = {
     "comfy.sd": {"VAE": CALL},
     "comfy.sd1_clip": {"SDClipModel": KIND},
     "comfy.supported_models_base": {"BASE": KIND},
-    "comfy.utils": dict.fromkeys(("ProgressBar", "load_torch_file", "safetensors_header", "unet_to_diffusers"), CALL),
+    "comfy.utils": dict.fromkeys(
+        ("ProgressBar", "common_upscale", "load_torch_file", "safetensors_header", "unet_to_diffusers"), CALL
+    ),
     "comfy_api.latest": {
         "ComfyExtension": KIND,
         "io": THERE,

@@ -4,14 +4,16 @@ python tests/host/dataset_in_host.py HOST_FOLDER RESULT.json CHECKPOINT_FOLDER
 """
 
 import functools
-import sys
 from pathlib import Path
 
-CHECKPOINTS = Path(sys.argv.pop(3))
+# isort: off
+from dataset_probes import BROKEN, BROKEN_UNET, CHECKPOINTS, CLIP, MIN, MODEL, VAE  # boots the host
+from dataset_probes import base_model, building, building_parts, half_vae, host_clip, host_vae, keys
+from dataset_probes import picture, same_state, some_pictures, state_of
+# isort: on
 
-import in_host  # noqa: E402
-import vae_families  # noqa: E402
-from in_host import pack, refusal, sample, write_results  # noqa: E402
+import in_host
+from in_host import pack, refusal, sample, write_results
 
 # isort: split
 import comfy.latent_formats  # noqa: E402
@@ -19,40 +21,8 @@ import comfy.model_management  # noqa: E402
 import comfy.patcher_extension  # noqa: E402
 import comfy.sd  # noqa: E402
 import comfy.utils  # noqa: E402
-import folder_paths  # noqa: E402
 import torch  # noqa: E402
-
-MIN, BROKEN, BROKEN_UNET = "sd15_min_strided.ckpt", "sd15_min_broken.ckpt", "sd15_min_broken_unet.ckpt"
-folder_paths.folder_names_and_paths["checkpoints"][0].insert(0, str(CHECKPOINTS))
-host_vae, host_clip = pack("nodes.host.vae.host_vae"), pack("nodes.host.clip.host_clip")
-base_model = pack("nodes.host.model.base_model")
-keys, weights = pack("nodes.host.model.checkpoint_keys"), pack("nodes.host.patching.fingerprint")
-building = "nodes.host.dataset"
-
-with torch.inference_mode():
-    MODEL, CLIP, VAE, _ = comfy.sd.load_checkpoint_guess_config(str(CHECKPOINTS / MIN))
-
-
-def picture(width=96, height=64):
-    return torch.rand(3, height, width, generator=torch.Generator().manual_seed(1))
-
-
-def state_of(vae):
-    module = vae.first_stage_model
-    hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in module.modules())
-    return {k: v.clone() for k, v in module.state_dict().items()}, hooks, vae.vae_dtype, id(module), id(vae.patcher)
-
-
-def same_state(a, b):
-    equal = all(torch.equal(a[0][k], b[0][k]) and a[0][k].dtype == b[0][k].dtype for k in a[0])
-    return equal and a[0].keys() == b[0].keys() and a[1:] == b[1:]
-
-
-def half_vae(factor):
-    """The checkpoint's VAE in float16, its first layer enlarged until activations overflow where `factor` is large."""
-    state = {k: v.clone() for k, v in VAE.first_stage_model.state_dict().items()}
-    state["taesd_encoder.0.weight"] *= factor
-    return state, comfy.sd.VAE(sd=state, dtype=torch.float16)
+import vae_families  # noqa: E402
 
 
 def vae_overflow_is_encoded_in_float32():
@@ -233,19 +203,6 @@ def precision_of_an_encoder_is_part_of_the_recipe():
     return built
 
 
-def building_parts():
-    """(build_dataset, BuildRequest, DegradeBase, SampleBase, NodeProgress)"""
-    sources = pack(f"{building}.sources")
-    return (
-        pack(f"{building}.build").build_dataset, pack(f"{building}.request").BuildRequest, sources.DegradeBase,
-        sources.SampleBase, pack("nodes.host.progress").NodeProgress,
-    )  # fmt: skip
-
-
-def some_pictures(count, width=64, height=64):
-    return [torch.rand(count, height, width, 3, generator=torch.Generator().manual_seed(3))]
-
-
 def refused_vaes_get_one_sentence():
     build, request, degrade, sample, progress = building_parts()
     windows = vae_families.rounded_windows()
@@ -363,37 +320,6 @@ def what_was_sampled_is_found_again():
     }  # fmt: skip
 
 
-def a_killed_build_goes_on_with_what_it_had():
-    """5000 latents, of which the first shard holds 4096; stopped behind it, as by a person's click."""
-    build, request, *_, progress = building_parts()
-    latents = pack(f"{building}.sources").LatentBase
-    target = torch.randn(5000, 4, 2, 2, generator=torch.Generator().manual_seed(0))
-    base = latents({"samples": target}, {"samples": target * 0.5})
-
-    class Stopped(progress):
-        def update(self, done, *args, **kwargs):
-            super().update(done, *args, **kwargs)
-            if done > 9500:
-                raise comfy.model_management.InterruptProcessingException
-
-    def files(result):
-        return {path.name: path.read_bytes().hex() for path in Path(result.folder).iterdir()}
-
-    whole = build(request(base, "killed"), progress(None, 1))
-    wanted = files(whole)
-    pack("nodes.host.paths").move_aside(Path(whole.folder))
-    try:
-        build(request(base, "killed"), Stopped(None, 1))
-    except comfy.model_management.InterruptProcessingException:
-        stopped = not Path(whole.folder).exists()
-    again = build(request(base, "killed"), progress(None, 1))
-    left = [path.name for path in Path(again.folder).parent.glob(".killed-*")]
-    return {
-        "stopped": stopped, "report": again.report.split("  \n")[:2], "same files": files(again) == wanted,
-        "left": left,
-    }  # fmt: skip
-
-
 write_results(
     {
         check.__name__: check
@@ -413,7 +339,6 @@ write_results(
             running_out_of_memory_is_said_and_its_latents_are_not_kept,
             base_model_and_vae_take_few_turns,
             what_was_sampled_is_found_again,
-            a_killed_build_goes_on_with_what_it_had,
         )
     }
 )

@@ -147,9 +147,3 @@ def test_what_was_sampled_is_found_again(check):
     assert patched[0][1] != patched[1][1] and not patched[0][2]
     assert check["first"]["files"] and check["again"]["files"] == check["first"]["files"]
     assert check["again"]["hash"] == check["first"]["hash"] != check["another seed"]["hash"]
-
-
-def test_a_killed_build_goes_on_with_what_it_had(check):
-    assert check["stopped"] and check["same files"]
-    assert check["report"][1] == "Went on with 4096 pairs of a build that was stopped."
-    assert [name for name in check["left"] if name.endswith(".partial")] == []

@@ -27,7 +27,8 @@ SAVED = "JSON.stringify(app.graph.serialize())"
 EXPORTED = "async () => JSON.stringify((await app.graphToPrompt()).output)"
 LOOKS = """
 box => {
-    const style = getComputedStyle(box), row = [...box.children].find(line => line.textContent.startsWith('self, full'))
+    const style = getComputedStyle(box)
+    const row = [...box.children].find(line => line.textContent.startsWith('| self, full'))
     return {
         font: style.fontFamily, scrolls: style.overflowY, more: box.scrollHeight > box.clientHeight,
         row: getComputedStyle(row).whiteSpace, fences: box.textContent.includes('```'),

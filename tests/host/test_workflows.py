@@ -114,7 +114,7 @@ def test_planned_precision_paints_and_says_what_runs_in_what(host, run):
     assert as_array(host.pictures(result, node)[0]).std() > 0.01
     (node,) = of_type(api("precision_plan"), "Ref2VApplyPrecisionPlan")
     table = said(result, node).splitlines()
-    rows = {line.split("  ")[0]: line for line in table}
+    rows = {line.split("|")[1].strip(): line for line in table if line.startswith("|")}
     assert "bf16" in rows["MODEL"] and "fp32" in rows["VAE decoder"] and "bf16" in rows["VAE encoder"], table
 
 

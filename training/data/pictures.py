@@ -6,7 +6,7 @@ import importlib.util
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -39,6 +39,13 @@ _TURNS = {
 }
 
 _strict = threading.Lock()
+_Read = TypeVar("_Read")
+
+
+def read_alpha(path: str | Path, name: str | None = None) -> Tensor | None:
+    """The opacity of a picture file, float32 [1, H, W] in [0, 1], turned as `read_picture` turns it; None where it is
+    opaque all over. Raises BadInput as that does."""
+    return _read(path, name, lambda image, _: _alpha(image))
 
 
 def read_picture(path: str | Path, name: str | None = None) -> Tensor:
@@ -54,19 +61,13 @@ def read_picture(path: str | Path, name: str | None = None) -> Tensor:
     Raises:
         BadInput: missing, empty, damaged, not a picture, or of a size that `check_picture_size` refuses.
     """
-    return _decoded(Path(path), name or Path(path).name, _to_rgb)
+    return _read(path, name, _to_rgb)
 
 
-def read_alpha(path: str | Path, name: str | None = None) -> Tensor | None:
-    """How opaque a picture file is, float32 [1, H, W] in [0, 1], upright as `read_picture` has it.
-
-    None where it has no transparency. Raises BadInput as `read_picture` does.
-    """
-    return _decoded(Path(path), name or Path(path).name, _to_alpha)
-
-
-def _decoded(path: Path, name: str, convert: Callable[[Image.Image, str], Any]) -> Any:
-    """`convert` of the decoded, upright picture and its name."""
+def _read(path: str | Path, name: str | None, convert: Callable[[Image.Image, str], _Read]) -> _Read:
+    """What `convert` makes of a picture file that is decoded and upright; BadInput with whatever is wrong with it."""
+    path = Path(path)
+    name = name or path.name
     if not path.is_file():
         raise BadInput(f"There is no picture {name}.")
     if path.stat().st_size == 0:
@@ -147,19 +148,20 @@ def _to_rgb(image: Image.Image, name: str) -> Tensor:
         if grey.min() < 0 or grey.max() > 65535:
             raise BadInput(f"The picture {name} holds numbers outside 0..65535: save it with 8 or 16 bits.")
         return (grey / 65535).expand(3, -1, -1).contiguous()
-    if _is_transparent(image):
+    if _has_alpha(image):
         colour = _planes(image.convert("RGBA"))
         alpha = colour[3:]
         return colour[:3] * alpha + (1 - alpha)
     return _planes(image.convert("RGB"))
 
 
-def _to_alpha(image: Image.Image, name: str) -> Tensor | None:
-    return _planes(image.convert("RGBA"))[3:].contiguous() if _is_transparent(image) else None
-
-
-def _is_transparent(image: Image.Image) -> bool:
+def _has_alpha(image: Image.Image) -> bool:
     return image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info
+
+
+def _alpha(image: Image.Image) -> Tensor | None:
+    alpha = _planes(image.convert("RGBA"))[3:] if _has_alpha(image) else None
+    return None if alpha is None or bool((alpha == 1).all()) else alpha
 
 
 def _planes(image: Image.Image) -> Tensor:

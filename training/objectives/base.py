@@ -80,12 +80,7 @@ class Objective(Protocol):
         """(what to differentiate, the plain mean loss) of one micro-batch; `histogram` counts the times drawn."""
 
     def evaluate(
-        self,
-        net: nn.Module,
-        indices: Sequence[int],
-        *,
-        version: int,
-        dtype: torch.dtype = torch.float32,
+        self, net: nn.Module, indices: Sequence[int], *, version: int, dtype: torch.dtype = torch.float32,
         **options: Any,
     ) -> Evaluation:
         """Measures on the pairs `indices`; dtype: of the weights. Options and version: objectives/evaluate.py."""

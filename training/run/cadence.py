@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from ..config.train_config import TrainConfig
     from ..data.shards import RefinerDataset
 
-__all__ = ["LOOKS", "CheckpointCadence", "ValidationCadence", "validation_cadence"]
+__all__ = ["CADENCE_VERSION", "CheckpointCadence", "ValidationCadence", "validation_cadence"]
 
-LOOKS = 2
+CADENCE_VERSION = 2
 """What validation.every 0 means. 1: once an epoch, at which a run that was begun by an earlier version stays."""
 
 SHARE = 0.05  # of the run, at most
 BACKWARD = 2  # forward passes that a backward one costs (Kaplan et al. 2020, arXiv:2001.08361, section 2.1)
-FLOAT32 = 4  # passes in half precision that one of a look, in float32, is taken to cost: on the safe side, not measured
+# passes in half precision that one of a validation, in float32, is taken to cost: on the safe side, not measured
+FLOAT32_COST = 4
 MOST_STEPS = 1000  # between two looks where an epoch is longer and they cost little
 MOST_MINUTES = 30  # between two checkpoints by default
 
@@ -85,7 +86,7 @@ def _look(config: TrainConfig, data: RefinerDataset, pairs: list[int], walk: int
     others give the loss."""
     sizes = [crop_size(data.pairs[index], config.validation.crop) for index in pairs]
     cells = sum(height * width for height, width in sizes)
-    return 3 * walk * cells * (1 if config.precision == "fp32" else FLOAT32)
+    return 3 * walk * cells * (1 if config.precision == "fp32" else FLOAT32_COST)
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------

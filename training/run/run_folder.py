@@ -1,7 +1,7 @@
 """A run's folder: what is in it, and what a second start with the same name means.
 
     config.json         the whole configuration, the identity that decides the weights, the data's hash, how it is
-                        validated (training/run/cadence.py, LOOKS), and the shorter runs that it was made of
+                        validated (training/run/cadence.py, CADENCE_VERSION), and the shorter runs that it was made of
     status.json         running | stopped | failed | done, with step and message
     metrics.jsonl       one line a step; tensorboard/ the same
     memory.jsonl        bytes in use, now and then
@@ -39,7 +39,7 @@ from ..objectives.sdxl_refiner.file import load_meta as load_sdxl_meta
 from ..storage.file_lock import LOCK, hold_lock, release_lock
 from ..storage.files import beside_of, replace, write_whole
 from ..storage.staged_folder import aside_name
-from .cadence import LOOKS
+from .cadence import CADENCE_VERSION
 from .checkpoints.checkpoint import list_steps
 from .layout import ADAPTERS, CHECKPOINTS, EARLIER_CHECKPOINTS, REFINER
 
@@ -80,7 +80,7 @@ class RunFolder:
         """The configuration, with what it leaves open as the run that the folder holds was begun with."""
         stored = self._stored()
         config = config.as_begun(stored.get("identity"))
-        if config.validation.every == 0 and stored and stored.get("looks", 1) < LOOKS and self._has_learned():
+        if config.validation.every == 0 and stored and stored.get("looks", 1) < CADENCE_VERSION and self._has_learned():
             config = config.model_copy(update={"validation": config.validation.model_copy(update={"every": "epoch"})})
         return config
 
@@ -147,7 +147,7 @@ class RunFolder:
             if self.status().get("state") == "done" and not self._has_refiner():
                 shutil.rmtree(self.checkpoints, ignore_errors=True)
                 (self.path / "metrics.jsonl").unlink(missing_ok=True)
-            looks = stored.get("looks", 1) if stored and self._has_learned() else LOOKS
+            looks = stored.get("looks", 1) if stored and self._has_learned() else CADENCE_VERSION
             added = {"looks": looks, **({"earlier": earlier} if earlier else {})}
             _write_json(self.path / "config.json", {**new, **added, "config": config.model_dump(mode="json")})
         except OSError as error:

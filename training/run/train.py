@@ -191,7 +191,7 @@ def _train(config: TrainConfig, folder: RunFolder, observer: Observer, should_st
             if due or state.step == plan.total_steps:  # from the last one a longer run goes on
                 save()
 
-        train_step.health.refuse_nothing(state.step)
+        train_step.health.refuse_if_nothing_was_learnt(state.step)
 
         # ---- the file ----------------------------------------------------------------------------------------------
         objective.save(folder.refiner, ema.state_dict(), steps=plan.total_steps, adapters=folder.lora)

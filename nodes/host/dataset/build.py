@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections import Counter
@@ -22,13 +23,14 @@ from .contact_sheet import contact_sheet
 from .decoration import REPORT_FILE, SHEET_FILE, png, read_decoration, report_bytes, write_decoration
 from .latent_space import MEASURED_PICTURES, LatentSpace
 from .material import LatentMaterial, Material, PictureMaterial
-from .pictures import PictureBatch, PictureFolder, subset_of
-from .plan import Fact, gather_facts, look, make_plan, start_pair
+from .pictures import PictureBatch, PictureFolder
+from .plan import Fact, PlannedPair, gather_facts, look, make_plan, start_pair
 from .recipe import count_build, recipe_hash
 from .report import as_text, byte_count, latent_line, plan_lines, text_lines
 from .request import BuildRequest, BuildResult
 from .sources import LatentBase, RawLatents, SampleBase
-from .write_pairs import dataset_writer, write_pairs
+from .subsets import subset_weights
+from .writing import open_writer, write_pairs
 
 __all__ = ["build_dataset"]
 
@@ -60,7 +62,7 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
     skipped: dict[str, str] = {}
     progress.text(f"looking at {material.unit}: {len(material.names)}")
     facts = gather_facts(material, skipped)
-    subsets = {name: subset for name in facts if request.folder_weights and (subset := subset_of(name))}
+    subsets = subset_weights(facts) if request.subset_weights else {}
     folder = dataset_folder(f"{request.name}-{_recipe(request, facts)}")
 
     # --- is it there already? -----------------------------------------------------------------------------------
@@ -71,7 +73,9 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
     elif folder.exists():
         try:
             # A damaged one is built again here, and would stop a training.
-            finished = RefinerDataset.open(folder, verify=True)
+            opened = RefinerDataset.open(folder)
+            opened.verify()
+            finished = opened
         except BadInput as error:
             notes.append(f"{error} It was moved to {move_aside(folder).name}, and built again.")
         else:
@@ -83,15 +87,18 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
     space = _named_space(request, material)
     sample = look(material, list(facts), skipped, space)
     sheet = contact_sheet(sample.shown)
-    sizes = [size for name in facts if (size := material.quick_size(name))]
-    held_out = min(request.held_out, max(len(sizes) - 1, 0))
-    copies = 1 + request.mirror * (len(sizes) - held_out) / max(len(sizes), 1)
+    of_picture = [found for name in facts if (found := material.quick_sizes(name))]
+    sizes = [size for found in of_picture for size in found]
+    held_out = min(request.held_out, max(len(of_picture) - 1, 0))
+    copies = 1 + request.mirror * (len(of_picture) - held_out) / max(len(of_picture), 1)
     cells = [(height // material.downscale, width // material.downscale) for width, height in sizes]
-    texts = len({fact.caption for fact in facts.values()} | {""})
-    disk = copies * estimate_bytes(
-        cells, sample.channels, dtype=request.storage_dtype, masks=len(cells) if request.masks else 0
-    ) + estimate_bytes([], 0, vars(text) if text else None, captions=texts, dtype=request.storage_dtype)
-    seconds = (copies * sample.pair_seconds + sample.inspect_seconds) * len(sizes)
+    disk = copies * estimate_bytes(cells, sample.channels, dtype=request.dtype)
+    if text:
+        texts = len({"", *(fact.caption for fact in facts.values())})  # each once, and the empty one
+        disk += estimate_bytes([], sample.channels, vars(text), captions=texts, dtype=request.dtype)
+    # A pair takes as long as it has cells; those that were looked at are of the first of each picture's sizes.
+    pairs = len(of_picture) * sum(map(math.prod, sizes)) / max(sum(math.prod(found[0]) for found in of_picture), 1)
+    seconds = copies * sample.pair_seconds * pairs + sample.inspect_seconds * len(of_picture)
     outlook = (
         f"{material.unit}: {len(facts)}, sizes: {len(Counter(sizes))}, to hold out: {held_out}; "
         f"about {byte_count(disk)} and {duration(seconds)}"
@@ -105,7 +112,7 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
 
     # --- every picture once: which can be used, and which are alike ---------------------------------------------
     plan = make_plan(material, list(facts), skipped, request, progress)
-    lines = [*plan_lines(request, plan), *_weight_lines(request, subsets), *material.notes()]
+    lines = [*plan_lines(request, plan, subsets), *material.notes()]
     if request.plan_only:
         report = [f"Plan of {folder.name}; nothing was written.", *notes, *lines, f"Estimate: {outlook}."]
         return BuildResult("", "", sheet, as_text(report))
@@ -118,18 +125,18 @@ def build_dataset(request: BuildRequest, progress: NodeProgress) -> BuildResult:
         lines = [latent_line(request, LatentSpace(**finished.latent)), *text_lines(captions), *lines]
         again = write_decoration(folder, sheet, as_text(lines))
         return _reused(finished, sheet, as_text([again, *lines]), progress)
-    ahead: dict[str, RawLatents] = {}
+    ahead: dict[PlannedPair, RawLatents] = {}
     if space is None:
         progress.text("measuring the latents")
-        first = plan.train_names()[:MEASURED_PICTURES]
-        ahead = {name: start_pair(material, name, False, None).latents() for name in first}
+        first = plan.train_pairs()[:MEASURED_PICTURES]
+        ahead = {pair: start_pair(material, pair, None).latents() for pair in first}
         space = LatentSpace.measured([pair.z for pair in ahead.values()], material.downscale)
     lines = [latent_line(request, space), *text_lines(captions), *lines]
     try:
-        with dataset_writer(folder, request, space, captions, dict(subsets.values()), plan) as writer:
+        with open_writer(folder, request, plan, space, captions, subsets) as writer:
             if writer.resumed:
-                notes.append(f"Went on with {writer.resumed} pairs of a build that was stopped.")
-            write_pairs(writer, material, plan, facts, subsets, space, captions, ahead, progress)
+                notes.append(f"Went on with the {writer.resumed} pairs that a stopped build had finished.")
+            write_pairs(writer, material, plan, facts, space, captions, subsets, ahead, progress)
             lines += material.retried()
             writer.attach(SHEET_FILE, png(sheet))
             writer.attach(REPORT_FILE, report_bytes(as_text(lines)))
@@ -163,6 +170,10 @@ def _material(request: BuildRequest, captions: CaptionEncoder | None, caches: _C
             raise BadInput("With a base of latents the targets are latents too: leave folder and images empty.")
         if request.mirror:
             raise BadInput("mirror needs pictures: the mirror image of a latent is not the latent of a mirror image.")
+        if request.resolutions:
+            raise BadInput("resolutions needs pictures: latents have the size that they have.")
+        if request.masks:
+            raise BadInput("masks needs pictures: latents have neither opacity nor files beside them.")
         return LatentMaterial(request.base, request.vae, request.caption)
     if (request.folder is None) == (request.images is None):
         given = "neither is given" if request.folder is None else "both are given"
@@ -182,16 +193,17 @@ def _material(request: BuildRequest, captions: CaptionEncoder | None, caches: _C
             )
         pictures = PictureFolder(request.folder, request.caption, request.masks)
     else:
-        pictures = PictureBatch(request.images, list(request.captions) or [request.caption], request.masks)
+        pictures = PictureBatch(request.images, list(request.captions) or [request.caption])
     return PictureMaterial(
         pictures,
         request.base,
         PictureEncoder(request.vae, caches.latents),
         captions,
         caches.samples,
-        max_pixels=request.max_pixels,
+        areas=request.areas(),
         crop=request.crop,
         seed=request.seed,
+        masks=request.masks,
     )
 
 
@@ -217,28 +229,25 @@ def _cache_lines(caches: _Caches) -> list[str]:
 
 
 def _recipe(request: BuildRequest, facts: dict[str, Fact]) -> str:
-    later = {}  # settings that came after the first recipes: left alone, they are not named, and old datasets are found
-    if request.masks:
-        later["masks"] = [fact.mask_sha256 for fact in facts.values()]
-    if request.folder_weights:
-        later["folder_weights"] = True
-    if request.storage_dtype != "float32":
-        later["storage_dtype"] = request.storage_dtype
-    return recipe_hash(
-        {
-            **later,
-            "pictures": [[name, fact.sha256, fact.caption] for name, fact in facts.items()],
-            "vae": vae_fingerprint(request.vae) if request.vae is not None else None,
-            "clip": clip_fingerprint(request.clip) if request.clip is not None else None,
-            "base": request.base.describe(),
-            "base_inputs": request.base.fingerprint(list(facts)),
-            "max_pixels": request.max_pixels,
-            "mirror": request.mirror,
-            "crop": request.crop,
-            "held_out": request.held_out,
-            "seed": request.seed,
-        }
-    )
+    recipe = {
+        "pictures": [[name, fact.sha256, fact.caption] for name, fact in facts.items()],
+        "vae": vae_fingerprint(request.vae) if request.vae is not None else None,
+        "clip": clip_fingerprint(request.clip) if request.clip is not None else None,
+        "base": request.base.describe(),
+        "base_inputs": request.base.fingerprint(list(facts)),
+        "max_pixels": None if request.resolutions else request.max_pixels,
+        "mirror": request.mirror,
+        "crop": request.crop,
+        "held_out": request.held_out,
+        "seed": request.seed,
+    }
+    # What came later is named only where it is asked for: a dataset that an earlier version of the pack has built of
+    # the same inputs holds the same tensors, and is found again.
+    recipe |= {"dtype": request.dtype} if request.dtype != "float32" else {}
+    recipe |= {"masks": [fact.mask_sha256 for fact in facts.values()]} if request.masks else {}
+    recipe |= {"resolutions": request.resolutions} if request.resolutions else {}
+    recipe |= {"subset_weights": True} if request.subset_weights else {}
+    return recipe_hash(recipe)
 
 
 def _reused(data: RefinerDataset, sheet: Image.Image, report: str, progress: NodeProgress) -> BuildResult:
@@ -259,15 +268,6 @@ def _named_space(request: BuildRequest, material: Material) -> LatentSpace | Non
     if request.vae is not None and material.downscale == 1 and request.vae.latent_channels == 3:
         return LatentSpace.pixels()
     return None
-
-
-def _weight_lines(request: BuildRequest, subsets: dict[str, tuple[str, int]]) -> list[str]:
-    if not request.folder_weights:
-        return []
-    if not subsets:
-        return ["Weights: no picture lies in a subfolder named as 10_name, so all count once."]
-    found = sorted(Counter(subsets.values()).items())
-    return ["Weights: " + ", ".join(f"{name}: {weight} x {count}" for (name, weight), count in found) + "."]
 
 
 def _refuse_full_disk(folder: Path, needed: float) -> None:

@@ -9,15 +9,16 @@ from typing import Any, TypeVar
 import torch
 from torch.nn import functional
 
-from ....training.data.buckets import assign_bucket, resize, resize_and_crop
+from ....training.data.buckets import assign_bucket, resize_and_crop
 from ....training.data.latent_cache import LatentCache
 from ....training.data.picture_files import left_out_text
 from ....training.data.split import perceptual_hash
 from ....training.errors import BadInput
 from ..clip.host_clip import CaptionEncoder
+from ..model.base_model import enlarge_latent
 from ..vae.host_vae import PictureEncoder, decode_latent, latent_downscale
 from .contact_sheet import false_colours
-from .pictures import Pictures
+from .pictures import Pictures, resize_to_picture
 from .sources import BaseSource, LatentBase, PairBase, RawLatents, RawPair, SampleBase
 
 __all__ = ["Inspected", "LatentMaterial", "Material", "PictureMaterial", "Started"]
@@ -29,10 +30,14 @@ _KEEP_BYTES = 256 << 20  # of cut pictures, so that a small set is decoded once 
 
 @dataclass(frozen=True)
 class Inspected:
-    """One usable picture: (width, height) in pixels at which it will be encoded, and its perceptual hash."""
+    """One usable picture: each (width, height) in pixels at which it will be encoded, and its perceptual hash.
 
-    size: tuple[int, int]
+    `sizes`: by the area asked for; where two areas give one size, as of a small picture, the first has it.
+    """
+
+    sizes: dict[int, tuple[int, int]]
     perceptual_hash: str | None
+    masked: bool = False
 
 
 class PictureMaterial:
@@ -42,7 +47,9 @@ class PictureMaterial:
     each turn of theirs loads a model anew, so many pairs are started before the first is finished.
 
     samples: where what the base MODEL has made is found again, and kept.
-    max_pixels: area that a picture may have after scaling down. crop: "center", or "random" by `seed` and name.
+    areas: each one that a picture may have after scaling down, in pixels; it becomes a pair at each.
+    crop: "center", or "random" by `seed` and name.
+    masks: whether pictures are looked at for masks.
     """
 
     unit = "pictures"
@@ -55,18 +62,19 @@ class PictureMaterial:
         captions: CaptionEncoder | None,
         samples: LatentCache | None,
         *,
-        max_pixels: int,
+        areas: tuple[int, ...],
         crop: str,
         seed: int,
+        masks: bool = False,
     ) -> None:
         self.names = pictures.names
         self.downscale = encoder.downscale
         self.in_two_steps = isinstance(base, SampleBase)
         self._pictures, self._base, self._encoder, self._captions = pictures, base, encoder, captions
         self._samples = samples
-        self._max_pixels, self._crop, self._seed = max_pixels, crop, seed
+        self._areas, self._crop, self._seed, self._masks = areas, crop, seed, masks
         self._place = {name: i for i, name in enumerate(self.names)}
-        self._kept: dict[str, tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]] = {}
+        self._kept: dict[tuple[str, int], tuple[torch.Tensor | None, ...]] = {}
         self._kept_bytes = 0
         # A UNet halves the latent two or three times; sides of 8 cells (64 pixels of an 8-fold VAE) always fit.
         self._multiple = max(self.downscale, min(64, 8 * self.downscale))
@@ -78,67 +86,67 @@ class PictureMaterial:
         return self._pictures.caption(name)
 
     def mask_sha256(self, name: str) -> str:
-        return self._pictures.mask_sha256(name)
+        return self._pictures.mask_sha256(name) if self._masks else ""
 
-    def quick_size(self, name: str) -> tuple[int, int] | None:
-        """The bucket that the file's header promises, or None; only for the estimate."""
+    def quick_sizes(self, name: str) -> list[tuple[int, int]]:
+        """The buckets that the file's header promises, none where it cannot be read; only for the estimate."""
         size = self._pictures.quick_size(name)
         try:
-            return size and self._bucket(*size, name)
+            return list(self._sizes(*size, name).values()) if size else []
         except BadInput:
-            return None
+            return []
 
     def inspect(self, name: str) -> Inspected:
         """Decode a picture, and its partner where there is one. BadInput says why it cannot be used."""
         picture = self._pictures.read(name)
-        cut = self._cut(name, picture)
-        if self._kept_bytes < _KEEP_BYTES:
-            self._kept[name] = cut
-            self._kept_bytes += sum(part.nbytes for part in cut if part is not None)
-        return Inspected((cut[0].shape[2], cut[0].shape[1]), perceptual_hash(picture))
+        sizes = self._sizes(picture.shape[2], picture.shape[1], name)
+        masked = False
+        for area, cut in self._cuts(name, picture, sizes).items():
+            if self._kept_bytes < _KEEP_BYTES:
+                self._kept[name, area] = cut
+                self._kept_bytes += sum(part.nbytes for part in cut if part is not None)
+            mask = cut[2]
+            masked = mask is not None
+            if masked and not mask.any():
+                raise BadInput(
+                    f"The picture {name} is masked out all over where it is not cut off: nothing is left of it."
+                )
+        return Inspected(sizes, perceptual_hash(picture), masked)
 
-    def start(self, name: str, flip: bool = False) -> RawPair:
+    def start(self, name: str, area: int, flip: bool = False) -> RawPair:
         """What the VAE gives of a pair; where the base MODEL makes b, it has none yet (`finish`)."""
-        cut = self._kept.get(name) or self._cut(name, self._pictures.read(name))
+        cut = self._kept.get((name, area))
+        if cut is None:
+            picture = self._pictures.read(name)
+            sizes = self._sizes(picture.shape[2], picture.shape[1], name)
+            cut = self._cuts(name, picture, {area: sizes[area]})[area]
         target, before, mask = (part if part is None or not flip else part.flip(-1).contiguous() for part in cut)
-        if isinstance(self._base, PairBase):
-            pair = self._base.pair(name, target, before, self._encoder)
-        elif isinstance(self._base, SampleBase):
-            pair = RawPair(self._encoder.encode(target, name), None, target, None, self._small(name, target))
-        else:
-            pair = self._base.pair(name, target, self._encoder)
+        pair = self._start(name, target, before)
         if mask is None:
             return pair
-        return replace(pair, mask=functional.interpolate(mask[None], size=tuple(pair.z.shape[1:]), mode="area")[0])
+        return replace(pair, mask=functional.interpolate(mask[None], tuple(pair.z.shape[1:]), mode="area")[0])
 
-    def _small(self, name: str, target: torch.Tensor) -> torch.Tensor | None:
-        """The latent that the base MODEL starts from where it works on less pixels than the target has; else None."""
-        height, width = target.shape[1:]
-        if not 0 < self._base.max_pixels < height * width:
-            return None
-        size = assign_bucket(width, height, max_pixels=self._base.max_pixels, multiple=self._multiple, name=name)
-        return self._encoder.encode(resize(target, size[::-1]), f"{name} (at the base's size)")
+    def _start(self, name: str, target: torch.Tensor, before: torch.Tensor | None) -> RawPair:
+        if isinstance(self._base, PairBase):
+            return self._base.pair(name, target, before, self._encoder)
+        if isinstance(self._base, SampleBase):
+            smaller = self._base.smaller(target, self._multiple, name)
+            small_z = None if smaller is None else self._encoder.encode(smaller, f"{name} (at the base's size)")
+            return RawPair(self._encoder.encode(target, name), None, target, None, small_z)
+        return self._base.pair(name, target, self._encoder)
 
     def finish(self, name: str, raw: Started) -> Started:
-        """The pair with its b, which is still `small` where the MODEL works at another size (`at_target_size`)."""
+        """The pair with its b, on the grid of its z."""
         if not isinstance(self._base, SampleBase):
             return raw
         b = self._base.sample(
-            raw.z if raw.small is None else raw.small,
+            raw.z if raw.small_z is None else raw.small_z,
             index=self._place[name],
             conditioning=self._captions.conditioning if self._captions else None,
             caption=self.caption(name),
             kept=self._samples,
         )
-        return replace(raw, b=b) if raw.small is None else replace(raw, small=b)
-
-    def at_target_size(self, name: str, raw: Started) -> Started:
-        """The finished pair, its b brought to the target's size as a person would do it in the graph: as a picture."""
-        if raw.small is None:
-            return raw
-        height, width = (cells * self.downscale for cells in raw.z.shape[1:])
-        picture = resize(decode_latent(self._encoder.vae, raw.small), (height, width))
-        return replace(raw, b=self._encoder.encode(picture, f"{name} (base)"))
+        return replace(raw, b=enlarge_latent(b, tuple(raw.z.shape[1:])))
 
     def show(self, raw: RawPair) -> tuple[torch.Tensor, torch.Tensor]:
         """(base, target) as pictures [3,H,W]; a base that exists as a latent only is decoded."""
@@ -177,32 +185,28 @@ class PictureMaterial:
             lines += [f"{what} ({len(names)}): {_some(names)}."] if names else []
         return lines
 
-    def _cut(self, name: str, picture: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Target, partner [3,H,W] and mask [1,H,W] at the size of the bucket; a partner only where the base is one."""
-        size = self._bucket(picture.shape[2], picture.shape[1], name)
+    def _cuts(
+        self, name: str, picture: torch.Tensor, sizes: dict[int, tuple[int, int]]
+    ) -> dict[int, tuple[torch.Tensor | None, ...]]:
+        """By area: target and partner [3,H,W] and mask [1,H,W] at the size of the bucket; a partner only where the base
+        is one, a mask only where the picture has one."""
         parts = [picture, self._base.partner(name, picture) if isinstance(self._base, PairBase) else None]
+        mask = self._pictures.mask(name) if self._masks else None
+        parts.append(None if mask is None else resize_to_picture(mask, picture, name, "mask"))
         position = self._position(name)
-        parts.append(self._mask(name, picture))
-        cut = tuple(part if part is None else resize_and_crop(part, size, position) for part in parts)
-        if cut[2] is not None and not cut[2].any():
-            raise BadInput(f"The mask of the picture {name} is 0 everywhere, so nothing of it would be learnt.")
-        return cut
+        return {
+            area: tuple(part if part is None else resize_and_crop(part, size, position) for part in parts)
+            for area, size in sizes.items()
+        }
 
-    def _mask(self, name: str, picture: torch.Tensor) -> torch.Tensor | None:
-        """The mask [1,H,W] at the picture's size; BadInput where it is of another shape."""
-        mask = self._pictures.mask(name)
-        if mask is None:
-            return None
-        (height, width), (high, wide) = picture.shape[1:], mask.shape[1:]
-        if abs(wide * height - high * width) > 0.02 * wide * height:
-            raise BadInput(
-                f"The picture {name} is {width}x{height} and its mask {wide}x{high}: both must have the same aspect "
-                f"ratio."
-            )
-        return resize(mask, (height, width))
-
-    def _bucket(self, width: int, height: int, name: str) -> tuple[int, int]:
-        return assign_bucket(width, height, max_pixels=self._max_pixels, multiple=self._multiple, name=name)
+    def _sizes(self, width: int, height: int, name: str) -> dict[int, tuple[int, int]]:
+        """The bucket of each area, those that an area before has left out."""
+        sizes: dict[int, tuple[int, int]] = {}
+        for area in self._areas:
+            size = assign_bucket(width, height, max_pixels=area, multiple=self._multiple, name=name)
+            if size not in sizes.values():
+                sizes[area] = size
+        return sizes
 
     def _position(self, name: str) -> str | int:
         if self._crop == "center":
@@ -235,21 +239,18 @@ class LatentMaterial:
     def mask_sha256(self, name: str) -> str:
         return ""
 
-    def quick_size(self, name: str) -> tuple[int, int] | None:
+    def quick_sizes(self, name: str) -> list[tuple[int, int]]:
         height, width = self._base.target.shape[-2:]
-        return width * self.downscale, height * self.downscale
+        return [(width * self.downscale, height * self.downscale)]
 
     def inspect(self, name: str) -> Inspected:
         self._base.latents(name)
-        return Inspected(self.quick_size(name), None)
+        return Inspected({0: self.quick_sizes(name)[0]}, None)
 
-    def start(self, name: str, flip: bool = False) -> RawPair:
+    def start(self, name: str, area: int, flip: bool = False) -> RawPair:
         return self._base.latents(name)
 
     def finish(self, name: str, raw: Started) -> Started:
-        return raw
-
-    def at_target_size(self, name: str, raw: Started) -> Started:
         return raw
 
     def show(self, raw: RawPair) -> tuple[torch.Tensor, torch.Tensor]:

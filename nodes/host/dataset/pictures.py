@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from ....training.data.picture_files import PictureFiles, match_key, read_caption
+from ....training.data.buckets import resize
+from ....training.data.picture_files import PictureFiles, match_key, plain_text, read_caption
 from ....training.data.pictures import quick_size, read_alpha, read_picture
 from ....training.errors import BadInput
 from ....training.storage.files import sha256_file
 from ..paths import refuse_link_outside
 
-__all__ = ["PictureBatch", "PictureFolder", "Pictures", "picture_file", "subset_of"]
+__all__ = ["PictureBatch", "PictureFolder", "Pictures", "picture_file", "resize_to_picture"]
 
-_MASK = "_mask"  # fox_mask.png beside fox.jpg, as other trainers have it
-_REPEATS = re.compile(r"(\d+)_.+")  # the folder "10_fox" of kohya's trainers: each of its pictures 10 times an epoch
+_MASK = "_mask"  # how the stem of a mask's file ends
 
 
 class Pictures(Protocol):
@@ -39,32 +38,34 @@ class Pictures(Protocol):
         """[3,H,W] in [0,1]; BadInput naming the picture."""
 
     def mask(self, name: str) -> torch.Tensor | None:
-        """[1,H,W] in [0,1], how much each place counts, of any size; None where all counts alike, or none is asked."""
+        """How much each pixel counts, [1,H,W] in [0,1] of any size; None where all do. BadInput naming the picture."""
 
     def mask_sha256(self, name: str) -> str:
-        """Of a mask's own file; "" where it has none."""
+        """Of a mask that lies beside the picture; "" where there is none, or it is in the picture itself."""
 
 
 class PictureFolder:
     """All pictures under a folder; a picture without a caption file of its own has `caption`.
 
-    masks: whether NAME_mask.* beside a picture NAME.* is its mask and no picture itself, and where there is none, the
-    alpha of the picture.
+    With `masks`, `fox_mask.png` is the mask of `fox.jpg` (white counts, black does not), and no picture of its own.
     """
 
     def __init__(self, folder: Path, caption: str, masks: bool = False) -> None:
         self._files = PictureFiles(folder)
         self.names = self._files.names
-        self._masks: dict[str, str] | None = None
-        if masks:
-            stems = {match_key(name): name for name in reversed(self.names)}
-            of_masks = {name: match_key(name).removesuffix(_MASK) for name in self.names}
-            own = {name for name, stem in of_masks.items() if stem != match_key(name) and stem in stems}
-            self._masks = {of_masks[name]: name for name in sorted(own, reverse=True)}
-            self.names = [name for name in self.names if name not in own]
         self.orphan_captions = self._files.orphan_captions
-        self.left_out = self._files.left_out
+        self.left_out = dict(self._files.left_out)
         self._caption = caption
+        self._masks: dict[str, str] = {}  # by `match_key` of the picture
+        if masks:
+            of_key = {match_key(name): name for name in reversed(self.names)}  # the first of two of one stem
+            self._masks = {key.removesuffix(_MASK): name for key, name in of_key.items() if key.endswith(_MASK)}
+            self.names = [name for name in self.names if not match_key(name).endswith(_MASK)]
+            keys = {match_key(name) for name in self.names}
+            if lonely := sorted(name for key, name in self._masks.items() if key not in keys):
+                self.left_out["masks without a picture"] = lonely
+            if not self.names:
+                raise BadInput(f"The folder {plain_text(folder.name)} holds nothing but masks: pictures are missing.")
 
     def sha256(self, name: str) -> str:
         return sha256_file(picture_file(self._files, name))
@@ -82,41 +83,15 @@ class PictureFolder:
         return read_picture(picture_file(self._files, name), name)
 
     def mask(self, name: str) -> torch.Tensor | None:
-        if self._masks is None:
-            return None
-        own = self._masks.get(match_key(name))
-        if own is None:
-            mask = read_alpha(picture_file(self._files, name), name)
-        else:
-            mask = read_picture(picture_file(self._files, own, "mask"), own).mean(0, keepdim=True)
-        return _unless_whole(mask)
+        """The file beside it, else the picture's own opacity."""
+        mask = self._masks.get(match_key(name))
+        if mask is None:
+            return read_alpha(picture_file(self._files, name), name)
+        return read_picture(picture_file(self._files, mask, "mask"), mask).mean(0, keepdim=True)
 
     def mask_sha256(self, name: str) -> str:
-        own = (self._masks or {}).get(match_key(name))
-        return sha256_file(picture_file(self._files, own, "mask")) if own else ""
-
-
-def subset_of(name: str) -> tuple[str, int] | None:
-    """The folder "10_fox" that a picture lies in, the nearest one of such a name, and its 10; None where it has none.
-
-    BadInput where the number is one that no subset can have.
-    """
-    folders = name.split("/")[:-1]
-    for depth in range(len(folders), 0, -1):
-        if match := _REPEATS.fullmatch(folders[depth - 1]):
-            weight, subset = int(match[1]), "/".join(folders[:depth])
-            if not 1 <= weight <= 1000:
-                raise BadInput(
-                    f"The folder {subset} asks for {match[1]} repeats an epoch: the number before its _ must be 1 to "
-                    f"1000."
-                )
-            return subset, weight
-    return None
-
-
-def _unless_whole(mask: torch.Tensor | None) -> torch.Tensor | None:
-    """None for a mask that leaves nothing out: alpha is 1 everywhere in most pictures that have it."""
-    return None if mask is None or mask.min() >= 1 else mask
+        mask = self._masks.get(match_key(name))
+        return sha256_file(picture_file(self._files, mask, "mask")) if mask is not None else ""
 
 
 def picture_file(files: PictureFiles, name: str, what: str = "picture", shown: str = "") -> Path:
@@ -126,6 +101,20 @@ def picture_file(files: PictureFiles, name: str, what: str = "picture", shown: s
     if not path.is_file():  # also a link to a pipe: to open one would wait for ever
         raise BadInput(f"There is no {what} {shown}.")
     return path
+
+
+def resize_to_picture(other: torch.Tensor, picture: torch.Tensor, name: str, what: str) -> torch.Tensor:
+    """`other` [C,H,W] in [0,1] at the size of a picture [3,H,W]: then one and the same cut is the same place in both.
+
+    BadInput where it shows another frame, which its aspect ratio tells; `what` names it there.
+    """
+    height, width = picture.shape[1:]
+    if abs(other.shape[2] * height - other.shape[1] * width) > 0.02 * other.shape[2] * height:
+        raise BadInput(
+            f"The picture {name} is {width}x{height} and its {what} {other.shape[2]}x{other.shape[1]}: both must show "
+            f"the same frame, so the same aspect ratio."
+        )
+    return resize(other, (height, width))
 
 
 class PictureBatch:
@@ -138,8 +127,7 @@ class PictureBatch:
     orphan_captions: list[str] = []
     left_out: dict[str, list[str]] = {}
 
-    def __init__(self, batches: list[torch.Tensor], captions: list[str], masks: bool = False) -> None:
-        self._masks = masks
+    def __init__(self, batches: list[torch.Tensor], captions: list[str]) -> None:
         for images in batches:
             if images.ndim != 4 or images.shape[-1] not in (3, 4) or not len(images):
                 raise BadInput(f"images must be an IMAGE batch [B,H,W,3]; it is {list(images.shape)}.")
@@ -174,10 +162,9 @@ class PictureBatch:
         return picture.clamp(0, 1).contiguous()
 
     def mask(self, name: str) -> torch.Tensor | None:
-        picture = self._pictures[name]
-        if not self._masks or picture.shape[-1] != 4:
-            return None
-        return _unless_whole(picture[..., 3].float().cpu().clamp(0, 1)[None].contiguous())
+        """The fourth channel, where it is not 1 everywhere."""
+        alpha = self._pictures[name][..., 3:].float().cpu().movedim(-1, 0).clamp(0, 1)
+        return None if bool((alpha == 1).all()) else alpha.contiguous()  # also where there is none
 
     def mask_sha256(self, name: str) -> str:
-        return ""  # alpha is a part of the picture
+        return ""

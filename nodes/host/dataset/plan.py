@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -16,7 +17,7 @@ from .material import Inspected, Material, Started
 from .request import BuildRequest
 from .sources import RawPair
 
-__all__ = ["BuildPlan", "Fact", "Look", "finish_pair", "gather_facts", "look", "make_plan", "start_pair"]
+__all__ = ["BuildPlan", "Fact", "Look", "PlannedPair", "finish_pair", "gather_facts", "look", "make_plan", "start_pair"]
 
 _SHEET_PAIRS = 6
 
@@ -27,7 +28,7 @@ class Fact:
 
     sha256: str
     caption: str
-    mask_sha256: str = ""
+    mask_sha256: str = ""  # of a mask that lies beside it
 
 
 @dataclass(frozen=True)
@@ -40,18 +41,27 @@ class Look:
     pair_seconds: float
 
 
+class PlannedPair(NamedTuple):
+    """A picture, the area in pixels at which it becomes this pair, and whether it is mirrored."""
+
+    name: str
+    area: int
+    flip: bool
+
+
 @dataclass(frozen=True)
 class BuildPlan:
     """Which pictures become pairs, in which order, and on which side."""
 
     inspected: dict[str, Inspected]
     sides: dict[str, tuple[str, str]]  # name -> (group, "train" or "held_out")
-    pairs: list[tuple[str, bool]]  # (name, mirrored)
+    pairs: list[PlannedPair]
     skipped: dict[str, str]  # name -> why
 
-    def train_names(self) -> list[str]:
-        """The training pictures in order."""
-        return [name for name in self.inspected if self.sides[name][1] == "train"]
+    def train_pairs(self) -> list[PlannedPair]:
+        """One pair of each training picture, in order."""
+        first = {pair.name: pair for pair in reversed(self.pairs)}
+        return [first[name] for name in self.inspected if self.sides[name][1] == "train"]
 
 
 def gather_facts(material: Material, skipped: dict[str, str]) -> dict[str, Fact]:
@@ -78,12 +88,12 @@ def look(material: Material, names: list[str], skipped: dict[str, str], space: L
         raise_if_interrupted()
         began = time.monotonic()
         try:
-            material.inspect(name)
+            area = next(iter(material.inspect(name).sizes))
         except BadInput as error:
             skipped.setdefault(name, str(error))
             continue
         inspected = time.monotonic()
-        started[name] = start_pair(material, name, False, space)
+        started[name] = start_pair(material, PlannedPair(name, area, False), space)
         inspect_times.append(inspected - began)
         start_times.append(time.monotonic() - inspected)
     if not started:
@@ -91,7 +101,7 @@ def look(material: Material, names: list[str], skipped: dict[str, str], space: L
     pairs = {}
     for name, raw in started.items():
         began = time.monotonic()
-        pairs[name] = material.at_target_size(name, finish_pair(material, name, raw))
+        pairs[name] = finish_pair(material, name, raw)
         finish_times.append(time.monotonic() - began)
     shown = [(name, *material.show(pair)) for name, pair in pairs.items()]
     channels = next(iter(pairs.values())).z.shape[0]
@@ -104,16 +114,16 @@ def _typical(seconds: list[float]) -> float:
     return sorted(seconds)[len(seconds) // 2]
 
 
-def start_pair(material: Material, name: str, flip: bool, space: LatentSpace | None) -> RawPair:
+def start_pair(material: Material, pair: PlannedPair, space: LatentSpace | None) -> RawPair:
     """What the VAE gives of one pair, after a look whether the user wants to stop.
 
     BadInput where VAE and base model do not fit.
     """
     raise_if_interrupted()
-    pair = material.start(name, flip)
+    raw = material.start(*pair)
     if space is not None:
-        space.check(pair.z, name)
-    return pair
+        space.check(raw.z, pair.name)
+    return raw
 
 
 def finish_pair(material: Material, name: str, raw: Started) -> Started:
@@ -144,10 +154,11 @@ def make_plan(
     hashes = [item.perceptual_hash for item in inspected.values()]
     sides = split(list(inspected), None if None in hashes else hashes, request.held_out, request.seed)
     pairs = []
-    for name in inspected:
-        pairs.append((name, False))
-        if request.mirror and sides[name][1] == "train":
-            pairs.append((name, True))
+    for name, found in inspected.items():
+        for area in found.sizes:
+            pairs.append(PlannedPair(name, area, False))
+            if request.mirror and sides[name][1] == "train":
+                pairs.append(PlannedPair(name, area, True))
     return BuildPlan(inspected, sides, pairs, skipped)
 
 

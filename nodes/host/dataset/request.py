@@ -9,9 +9,22 @@ from typing import Any
 import torch
 from PIL import Image
 
+from ....training.errors import BadInput
 from .sources import BaseSource
 
-__all__ = ["BuildRequest", "BuildResult"]
+__all__ = ["BuildRequest", "BuildResult", "parse_resolutions"]
+
+_SIDES = 64, 2048  # as those of width and height
+
+
+def parse_resolutions(text: str) -> tuple[int, ...]:
+    """"512, 768" -> (512, 768), small ones first; () of an empty text. BadInput for what is no such list."""
+    sides = [side.strip() for side in text.split(",")] if text.strip() else []
+    if not all(side.isdecimal() and _SIDES[0] <= int(side) <= _SIDES[1] for side in sides):
+        raise BadInput(
+            f"resolutions must be sides in pixels, {_SIDES[0]} to {_SIDES[1]} each, such as '512, 768'; got {text!r}."
+        )
+    return tuple(sorted({int(side) for side in sides}))
 
 
 @dataclass(frozen=True)
@@ -20,9 +33,10 @@ class BuildRequest:
 
     vae, clip: the host's objects. max_pixels: area of a picture after scaling down. held_out: pictures wanted for
     validation. crop: "center" or "random". Text that no caption file gives is `caption`. images: IMAGE batches, of one
-    size each. captions: one for each picture of `images`, instead of `caption`. masks: alpha, or NAME_mask.* beside a
-    picture, says how much each place counts. folder_weights: "10_fox" is a subset of weight 10. storage_dtype: of what
-    goes to the disk, "float32", "float16" or "bfloat16".
+    size each. captions: one for each picture of `images`, instead of `caption`. dtype: of latents and text on the disk.
+    masks: the opacity of a picture, or a file beside it, says how much each of its latent cells counts.
+    subset_weights: an epoch draws the pictures below a folder such as 10_fox ten times.
+    resolutions: sides of squares in pixels, whose areas stand in the place of max_pixels: each picture at each of them.
     """
 
     base: BaseSource
@@ -39,9 +53,14 @@ class BuildRequest:
     held_out: int = 0
     seed: int = 0
     plan_only: bool = False
+    dtype: str = "float32"
     masks: bool = False
-    folder_weights: bool = False
-    storage_dtype: str = "float32"
+    subset_weights: bool = False
+    resolutions: tuple[int, ...] = ()
+
+    def areas(self) -> tuple[int, ...]:
+        """Each area in pixels that a picture may have after scaling down."""
+        return tuple(side * side for side in self.resolutions) or (self.max_pixels,)
 
 
 @dataclass(frozen=True)

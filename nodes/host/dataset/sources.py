@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ....training.data.buckets import resize
+from ....training.data.buckets import assign_bucket, resize
 from ....training.data.degrade import degrade
 from ....training.data.latent_cache import LatentCache
 from ....training.data.picture_files import PictureFiles, match_key
@@ -23,7 +23,7 @@ from ....training.storage.files import sha256_file
 from ..model.base_model import has_plain_options, low_noise_latent, model_fingerprint, model_name, model_parameters
 from ..patching.fingerprint import hash_value
 from ..vae.host_vae import PictureEncoder
-from .pictures import picture_file
+from .pictures import picture_file, resize_to_picture
 
 __all__ = ["BaseSource", "DegradeBase", "LatentBase", "PairBase", "RawLatents", "RawPair", "SampleBase"]
 
@@ -35,33 +35,34 @@ _SAMPLES_VERSION = 1  # goes up when the same settings would give other base lat
 class RawPair:
     """Target and base latent [C,h,w] as the VAE gives them, with the pictures behind them where there are any.
 
-    `b` is None as long as a base MODEL has yet to make it; it starts from `small` where it works at another size.
-    mask: [1,h,w] in [0,1] on the latent grid.
+    `b` is None as long as a base MODEL has yet to make it. `small_z`: the target's latent at the size at which that
+    MODEL makes it, where that is another than z's. `mask` [1,h,w] in [0,1]: how much each cell counts.
     """
 
     z: torch.Tensor
     b: torch.Tensor | None
     target: torch.Tensor | None
     base: torch.Tensor | None
-    small: torch.Tensor | None = None
+    small_z: torch.Tensor | None = None
     mask: torch.Tensor | None = None
 
     def latents(self) -> RawLatents:
         """Without the pictures, which are many times larger; of the target only a picture at latent size is kept."""
         if self.target is None:
-            return RawLatents(self.z, self.b, None, self.small, self.mask)
+            return RawLatents(self.z, self.b, None, self.small_z, self.mask)
         small = functional.interpolate(self.target[None] * 2 - 1, size=tuple(self.z.shape[1:]), mode="area")
-        return RawLatents(self.z, self.b, small[0], self.small, self.mask)
+        return RawLatents(self.z, self.b, small[0], self.small_z, self.mask)
 
 
 @dataclass(frozen=True)
 class RawLatents:
-    """What of a pair goes to the disk: raw latents, and the target [3,h,w] in [-1, 1] at their size."""
+    """What of a pair goes to the disk: raw latents, and the target [3,h,w] in [-1, 1] at their size; `small_z` and
+    `mask` as in RawPair."""
 
     z: torch.Tensor
     b: torch.Tensor | None
     rgb: torch.Tensor | None
-    small: torch.Tensor | None = None  # what the base MODEL starts from and has made, where that is not z's size
+    small_z: torch.Tensor | None = None
     mask: torch.Tensor | None = None
 
 
@@ -127,8 +128,8 @@ class PairBase:
         return [name for stem, name in self._by_stem.items() if stem not in stems]
 
     def partner(self, name: str, picture: torch.Tensor) -> torch.Tensor:
-        """The "before" picture of a target [3,H,W] in [0,1], brought to the target's size: then one and the same cut
-        is the same place in both. BadInput when it is missing, damaged, or shows another frame."""
+        """The "before" picture of a target [3,H,W] in [0,1], brought to the target's size. BadInput when it is missing,
+        damaged, or shows another frame."""
         before = self._by_stem.get(match_key(name))
         if before is None:
             raise BadInput(
@@ -136,13 +137,7 @@ class PairBase:
             )
         shown = f"{before} (before)"
         partner = read_picture(picture_file(self._files, before, shown=shown), shown)
-        height, width = picture.shape[1:]
-        if abs(partner.shape[2] * height - partner.shape[1] * width) > 0.02 * partner.shape[2] * height:
-            raise BadInput(
-                f"The picture {name} is {width}x{height} and its partner {before} in the paired folder "
-                f"{partner.shape[2]}x{partner.shape[1]}: both must show the same frame, so the same aspect ratio."
-            )
-        return resize(partner, (height, width))
+        return resize_to_picture(partner, picture, name, f"partner {before} in the paired folder")
 
     def pair(self, name: str, target: torch.Tensor, base: torch.Tensor, encoder: PictureEncoder) -> RawPair:
         """target and base: [3,H,W] in [0,1], cut alike."""
@@ -154,7 +149,8 @@ class SampleBase:
     """b is what the base MODEL makes of the target latent: noised a little, then denoised by its own sampler.
 
     `positive` None: the picture's own caption, through the builder's CLIP. `negative` None: the empty caption.
-    max_pixels: area at which the MODEL works on larger targets, in pixels; 0 = at the target's own size.
+    width, height: their product is the area in pixels at which b is made, where the target is larger; then b is brought
+    to the target's grid. Both 0: at the target's size.
     only_this: tells this very object from all others, for what no hash can tell (`can_be_kept`).
     """
 
@@ -167,11 +163,19 @@ class SampleBase:
     scheduler: str
     denoise: float
     seed: int
-    max_pixels: int = 0
+    width: int = 0
+    height: int = 0
     only_this: str = field(default_factory=lambda: uuid.uuid4().hex, repr=False)
 
+    def __post_init__(self) -> None:
+        if bool(self.width) != bool(self.height):
+            raise BadInput(
+                f"The base's width {self.width} and height {self.height} belong together: give both, or 0 for both."
+            )
+
     def describe(self) -> dict[str, Any]:
-        return {
+        size = {"width": self.width, "height": self.height} if self.width else {}  # as it was before there was one
+        return size | {
             "kind": "model",
             "name": model_name(self.model),
             "parameters": model_parameters(self.model),
@@ -182,7 +186,6 @@ class SampleBase:
             "scheduler": self.scheduler,
             "denoise": self.denoise,
             "seed": self.seed,
-            **({"max_pixels": self.max_pixels} if self.max_pixels else {}),
         }
 
     def fingerprint(self, names: list[str]) -> str:
@@ -196,7 +199,7 @@ class SampleBase:
         return (
             f"the base model {model_name(self.model)} ({model_parameters(self.model) / 1e6:.1f} M parameters) at "
             f"denoise {self.denoise:g}, {self.steps} steps of {self.sampler_name}/{self.scheduler}, cfg {self.cfg:g}"
-            + (f", made within {self.max_pixels} pixels and brought to the target's size" if self.max_pixels else "")
+            + (f", made at the area of {self.width}x{self.height} and enlarged" if self.width else "")
         )
 
     def needs_captions(self) -> bool:
@@ -211,8 +214,17 @@ class SampleBase:
 
     def sampler(self) -> str:
         """Hex digest of everything that b depends on beside z, noise and conditioning; names its folder of samples."""
-        settings = {key: value for key, value in self.describe().items() if key not in ("seed", "max_pixels")}
+        settings = {key: value for key, value in self.describe().items() if key not in ("seed", "width", "height")}
         return hashlib.sha256(json.dumps({"samples": _SAMPLES_VERSION, **settings}).encode()).hexdigest()
+
+    def smaller(self, target: torch.Tensor, multiple: int, name: str) -> torch.Tensor | None:
+        """The target picture [3,H,W] at the size, in multiples of so many pixels, at which b is made; None where that
+        is its own. It is scaled and not cut, so b shows the same frame."""
+        height, width = target.shape[1:]
+        if not self.width or width * height <= self.width * self.height:
+            return None
+        size = assign_bucket(width, height, max_pixels=self.width * self.height, multiple=multiple, name=name)
+        return resize(target, size[::-1])
 
     def sample(
         self,
@@ -317,3 +329,4 @@ def _still_latents(latent: dict, which: str) -> torch.Tensor:
     if samples.ndim != 4 or not samples.numel():
         raise BadInput(f"{which} must be a LATENT batch [B,C,h,w]; its samples are {list(samples.shape)}.")
     return samples
+

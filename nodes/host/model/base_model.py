@@ -15,6 +15,7 @@ from ....training.errors import BadInput
 from ..patching.fingerprint import hash_weights
 
 __all__ = [
+    "enlarge_latent",
     "has_plain_options",
     "latent_scaling",
     "low_noise_latent",
@@ -37,6 +38,13 @@ def sampler_names() -> list[str]:
 def scheduler_names() -> list[str]:
     """The schedulers of this host, as its KSampler lists them."""
     return list(comfy.samplers.KSampler.SCHEDULERS)
+
+
+def enlarge_latent(latent: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    """A latent [C,h,w] on the grid of `size` = (height, width): what the host's Upscale Latent does with bicubic."""
+    if tuple(latent.shape[1:]) == size:
+        return latent
+    return comfy.utils.common_upscale(latent[None], size[1], size[0], "bicubic", "disabled")[0]
 
 
 def model_name(model: Any) -> str:

@@ -10,6 +10,8 @@ from training.data.shards import DatasetWriter
 
 PIXELS = {"name": "pixels", "channels": 3, "scale": 1.0, "shift": 0.0, "downscale": 1}
 SD15 = {"name": "SD15", "channels": 4, "scale": 0.18215, "shift": 0.0, "downscale": 8}
+SIZES = [(4, 6), (6, 4), (4, 6), (5, 5)]
+GIVEN = {"source": "a.png", "sha256": "0", "group": "a", "split": "train"}
 TEXT = {"tokens": 5, "dim": 6, "pooled": 7, "fingerprint": "c0ffee"}
 
 
@@ -20,6 +22,16 @@ def template_stills() -> Path:
     if spec is None:
         pytest.skip("the host's template pictures are not installed here")
     return Path(spec.submodule_search_locations[0]) / "templates"
+
+
+def writer_for(folder, **options) -> DatasetWriter:
+    return DatasetWriter(folder, **({"latent": SD15, "vae": None, "base": {"kind": "latents"}} | options))
+
+
+def pair(height=4, width=4, channels=4, seed=0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random z and b, [C, h, w]."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(2, channels, height, width, generator=generator).unbind()
 
 
 def text(seed: int) -> dict[str, torch.Tensor]:

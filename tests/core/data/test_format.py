@@ -10,17 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.core.data.conftest import PIXELS, SD15, TEXT, text
+from tests.core.data.conftest import PIXELS, TEXT, text, writer_for
 from tests.core.data.version_1 import as_version_1
 from training.data.batches import BatchSource
-from training.data.shards import DatasetWriter, RefinerDataset, estimate_bytes
+from training.data.shards import RefinerDataset, estimate_bytes
 from training.errors import BadInput
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-def writer_for(folder, **options):
-    return DatasetWriter(folder, **({"latent": SD15, "vae": None, "base": {"kind": "latents"}} | options))
 
 
 def numbered(i: int, *shape: int) -> dict:

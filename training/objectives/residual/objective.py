@@ -64,12 +64,7 @@ class ResidualFlow:
         return batch_loss(self._at_work(net), self.plan, batch, self.config.seed, histogram)
 
     def evaluate(
-        self,
-        net: nn.Module,
-        indices: Sequence[int],
-        *,
-        version: int,
-        dtype: torch.dtype = torch.float32,
+        self, net: nn.Module, indices: Sequence[int], *, version: int, dtype: torch.dtype = torch.float32,
         **options: Any,
     ) -> Evaluation:
         plan, config = self.plan, self.config

@@ -85,12 +85,7 @@ class SDXLRefinerObjective:
         return plain, plain.detach()
 
     def evaluate(
-        self,
-        net: nn.Module,
-        indices: Sequence[int],
-        *,
-        version: int,
-        dtype: torch.dtype = torch.float32,
+        self, net: nn.Module, indices: Sequence[int], *, version: int, dtype: torch.dtype = torch.float32,
         **options: Any,
     ) -> Evaluation:
         """Base against refined against target: the base noised to the hand-over's sigma, then Euler steps down to 0."""

@@ -37,7 +37,7 @@ class StepHealth:
         """net: whose weights are looked at after a loss that is not finite, frozen ones too; None = those trained."""
         self.world = world or World()
         self.optimizer, self.scaler, self.net = optimizer, scaler, net
-        self.scale = ScalerHealth(settings.skips, settings.scale_floor)
+        self.scale_health = ScalerHealth(settings.skips, settings.scale_floor)
 
     def update(
         self,
@@ -63,14 +63,14 @@ class StepHealth:
         scaled = self.scaler.is_enabled() and (math.isfinite(loss) or self._weights_are_finite())
         if scaled:
             self.scaler.update()
-            complaint = self.scale.record(step, finite, self.scaler.get_scale())
+            complaint = self.scale_health.record(step, finite, self.scaler.get_scale())
         if finite or (scaled and not complaint):
             return finite
         text = f"Step {step}: expected a finite loss and gradient, got loss {loss:g}, gradient norm {norm:g}"
         if bad_rank is not None:
             text += f", first on rank {bad_rank}"
         if complaint:
-            text += f" ({complaint}; the last scales were {self.scale.tail()})"
+            text += f" ({complaint}; the last scales were {self.scale_health.tail()})"
         first = self.world.tell(self._ask(cause, scale), bad_rank or 0)
         text += f". First not finite: {first}" if first else ""
         raise TrainingFailed(f"{text}. The weights are as they were before; {self.world.tell(which_checkpoint())}.")
@@ -87,20 +87,21 @@ class StepHealth:
         parameters = trained if self.net is None else self.net.parameters()
         return not self.world.any(not all(bool(parameter.detach().isfinite().all()) for parameter in parameters))
 
-    def refuse_nothing(self, steps: int) -> None:
+    def refuse_if_nothing_was_learnt(self, steps: int) -> None:
         """TrainingFailed at the end of a run of which every step was skipped: it would be called done."""
-        if self.scale.skipped >= steps:
+        if self.scale_health.skipped >= steps:
             raise TrainingFailed(
                 f"All {steps} steps were skipped, for none had a finite loss and gradient in float16 (the last loss "
-                f"scales were {self.scale.tail()}): nothing was learnt; train in bf16 or fp32."
+                f"scales were {self.scale_health.tail()}): nothing was learnt; train in bf16 or fp32."
             )
 
     def journalled(self) -> dict[str, float]:
         """What the journal notes of a step beside its loss."""
-        return {"loss_scale": self.scale.history[-1][1]} if self.scaler.is_enabled() and self.scale.history else {}
+        history = self.scale_health.history
+        return {"loss_scale": history[-1][1]} if self.scaler.is_enabled() and history else {}
 
     def state(self) -> dict[str, Any]:
-        return self.scale.state()
+        return self.scale_health.state()
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.scale.restore(state)
+        self.scale_health.restore(state)

@@ -1,15 +1,12 @@
-"""The pairs of a build: made one after the other, and written."""
+"""The pairs of a plan on their way to the disk: latents in model space, each caption's text once."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-
-import torch
+from typing import Any
 
 from ....training.data.shards import DatasetWriter
 from ....training.run.report.labels import duration
@@ -18,42 +15,42 @@ from ..progress import NodeProgress
 from ..vae.host_vae import vae_dtype, vae_fingerprint
 from .latent_space import LatentSpace
 from .material import Material
-from .plan import BuildPlan, Fact, finish_pair, start_pair
+from .plan import BuildPlan, Fact, PlannedPair, finish_pair, start_pair
 from .request import BuildRequest
 from .sources import RawLatents
+from .subsets import subset_of
 
-__all__ = ["dataset_writer", "write_pairs"]
+__all__ = ["open_writer", "write_pairs"]
 
 _STARTED_AT_ONCE = 256  # pairs that the VAE starts before a base MODEL finishes them; latents and small pictures
 
 
-def dataset_writer(
+def open_writer(
     folder: Path,
     request: BuildRequest,
+    plan: BuildPlan,
     space: LatentSpace,
     captions: CaptionEncoder | None,
-    subsets: dict[str, int],
-    plan: BuildPlan,
+    subsets: dict[str, float],
 ) -> DatasetWriter:
-    """What a killed build of the same recipe has finished is gone on with; the recipe is in the folder's name."""
+    """The writer of this dataset. What a killed build of the same recipe and plan has finished, it has already: the
+    folder's name holds the recipe, and a picture that could not be read for lack of memory is missing from the plan."""
     vae, context, empty = None, None, None
     if request.vae is not None:
         vae = {"fingerprint": vae_fingerprint(request.vae), "dtype": vae_dtype(request.vae)}
     if captions is not None:
         context = {**vars(captions.shape), "fingerprint": clip_fingerprint(request.clip)}
         empty = _text_tensors(captions, "")
-    base = request.base.describe()
-    pairs = hashlib.sha256(json.dumps([plan.pairs, plan.sides]).encode()).hexdigest()
     return DatasetWriter(
         folder,
         latent=space.index(),
         vae=vae,
-        base=base,
+        base=request.base.describe(),
         context=context,
         empty=empty,
-        dtype=request.storage_dtype,
+        dtype=request.dtype,
         subsets=subsets,
-        resume={"folder": folder.name, "pairs": pairs},
+        resume=[folder.name, plan.pairs],
     )
 
 
@@ -62,21 +59,20 @@ def write_pairs(
     material: Material,
     plan: BuildPlan,
     facts: dict[str, Fact],
-    subsets: dict[str, tuple[str, int]],
     space: LatentSpace,
     captions: CaptionEncoder | None,
-    ahead: dict[str, RawLatents],
+    subsets: dict[str, float],
+    ahead: dict[PlannedPair, RawLatents],
     progress: NodeProgress,
 ) -> None:
-    """Every pair of the plan into the writer that it has not yet; those in `ahead` are made already."""
+    """Every pair of the plan that the writer does not have yet; those in `ahead` are made already."""
     began, total = time.monotonic(), len(facts) + len(plan.pairs)
-    with_text: set[str] = set()  # captions whose tensors the writer has
+    given: set[str] = set()  # captions whose text the writer has
     pairs = _raw_pairs(material, plan.pairs[writer.resumed :], space, ahead, progress)
-    for done, (name, flip, raw) in enumerate(pairs, start=writer.resumed + 1):
+    for made, (pair, raw) in enumerate(pairs, start=1):
+        name = pair.name
         group, side = plan.sides[name]
         caption = facts[name].caption
-        text = _text_tensors(captions, caption) if captions and caption not in with_text else {}
-        with_text.add(caption)
         writer.add(
             space.to_model(raw.z),
             space.to_model(raw.b),
@@ -85,42 +81,40 @@ def write_pairs(
             group=group,
             split=side,
             caption=caption,
-            flip=flip,
+            flip=pair.flip,
             rgb=raw.rgb,
             mask=raw.mask,
-            subset=subsets[name][0] if name in subsets else "",
-            base_size=None if raw.small is None else tuple(raw.small.shape[1:]),
-            **text,
+            subset=subset_of(name) if subsets else "",
+            base_size=None if raw.small_z is None else tuple(raw.small_z.shape[1:]),
+            **(_text_tensors(captions, caption) if captions and caption not in given else {}),
         )
-        left = (time.monotonic() - began) / (done - writer.resumed) * (len(plan.pairs) - done)
+        given.add(caption)
+        done = writer.resumed + made
+        left = (time.monotonic() - began) / made * (len(plan.pairs) - done)
         progress.update(len(facts) + done, total)
         progress.text(f"pair {done} of {len(plan.pairs)}, {duration(left)} left")
 
 
 def _raw_pairs(
     material: Material,
-    queued: list[tuple[str, bool]],
+    pairs: list[PlannedPair],
     space: LatentSpace,
-    ahead: dict[str, RawLatents],
+    ahead: dict[PlannedPair, RawLatents],
     progress: NodeProgress,
-) -> Iterator[tuple[str, bool, RawLatents]]:
-    """(name, mirrored, raw) of every pair queued, in its order."""
-    queue, done = iter(queued), 0
+) -> Iterator[tuple[PlannedPair, RawLatents]]:
+    """Every pair with its raw latents, in their order."""
+    queue, done = iter(pairs), 0
     while some := list(itertools.islice(queue, _STARTED_AT_ONCE if material.in_two_steps else 1)):
         started = []
-        for name, flip in some:
-            raw = None if flip else ahead.pop(name, None)
-            started.append(raw or start_pair(material, name, flip, space).latents())
+        for pair in some:
+            started.append(ahead.pop(pair, None) or start_pair(material, pair, space).latents())
             if material.in_two_steps:
-                progress.text(f"encoded {done + len(started)} of {len(queued)}")
-        finished = (finish_pair(material, name, raw) for (name, _), raw in zip(some, started, strict=True))
-        if any(raw.small is not None for raw in started):  # the VAE's turn comes again, once for all of them
-            finished = list(finished)
-        for (name, flip), raw in zip(some, finished, strict=True):
-            yield name, flip, material.at_target_size(name, raw)
+                progress.text(f"encoded {done + len(started)} of {len(pairs)}")
+        for pair, raw in zip(some, started, strict=True):
+            yield pair, finish_pair(material, pair.name, raw)
         done += len(some)
 
 
-def _text_tensors(captions: CaptionEncoder, caption: str) -> dict[str, torch.Tensor]:
+def _text_tensors(captions: CaptionEncoder, caption: str) -> dict[str, Any]:
     context, pooled = captions.encode(caption)
     return {"context": context} if pooled is None else {"context": context, "pooled": pooled}
