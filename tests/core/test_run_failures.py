@@ -21,9 +21,9 @@ def spoil_loss(monkeypatch, from_call, spoil):
     """From its `from_call`-th call on (from 1), the loss goes through `spoil`."""
     calls, loss = [], flow.loss_per_sample
 
-    def spoilt(output, v, c_v):
+    def spoilt(output, v, c_v, mask=None):
         calls.append(0)
-        found = loss(output, v, c_v)
+        found = loss(output, v, c_v, mask)
         return spoil(found) if len(calls) >= from_call else found
 
     monkeypatch.setattr(flow, "loss_per_sample", spoilt)
