@@ -66,6 +66,8 @@ def run_parts(wanted: dict[str, list[str]], environment: dict[str, str]) -> int:
             codes = list(pool.map(run, wanted))
     finally:
         signal.signal(signal.SIGINT, before)
+    if failed := [name for name, code in zip(wanted, codes, strict=True) if code]:
+        print(f"Failed, see above: {', '.join(failed)}.", flush=True)
     return next((code for code in codes if code), 0)
 
 

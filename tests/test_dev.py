@@ -106,6 +106,8 @@ def test_parts_run_two_at_a_time_and_any_can_fail(suite, capfd, tmp_path, ends, 
     said = capfd.readouterr().out
     for k, end in enumerate(ends):
         assert f"exit code {end}\npart {k} is through\n" in said
+    failed = [f"no. {k}" for k, end in enumerate(ends) if end]
+    assert ("Failed, see above" in said) == bool(failed) and ", ".join(failed) in said
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a process group of its own gets Ctrl-C otherwise there")
