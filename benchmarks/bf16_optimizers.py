@@ -32,7 +32,7 @@ from training.objectives.residual.unet import build_unet
 from training.run.optim.bf16_adamw import BF16AdamW
 from training.run.optim.build import exact_weights
 from training.run.optim.ema import EMA
-from training.run.optim.schedule import warmup_cosine
+from training.run.optim.schedule import warmup_schedule
 from training.run.plan import make_plan
 
 TIME_GOAL, FIT_GOAL = 1.5, 1.03
@@ -175,7 +175,7 @@ class Fit:
         refiner = Refiner(net, self.plan.s, self.plan.c_v, torch.bfloat16 if name == FULL else None, dtype_of(name))
         for step in range(steps):
             for group in optimizer.param_groups:
-                group["lr"] = lr * warmup_cosine(step, 20, steps)
+                group["lr"] = lr * warmup_schedule(step, 20, steps)
             objective, _ = batch_loss(refiner, self.plan, self.source[step], seed)
             objective.backward()
             nn.utils.clip_grad_norm_(parameters.values(), 1.0)

@@ -16,7 +16,7 @@ from ...training.errors import BadInput, TrainingFailed
 from .api import io
 from .wording import for_people
 
-__all__ = ["Node", "check_choice", "declare", "describe", "node_schema", "seed_input"]
+__all__ = ["Node", "declare", "describe", "node_schema", "seed_input"]
 
 
 @cache
@@ -40,7 +40,7 @@ def declare(factory: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return factory(*args, **used)
 
 
-def check_choice(name: str, value: Any, options: list[str]) -> None:
+def _check_choice(name: str, value: Any, options: list[str]) -> None:
     """BadInput when a combo input got something else: older hosts compare with the lists of old-style nodes only."""
     if value not in options:
         raise BadInput(f"{name} must be one of {', '.join(map(str, options))}; got {value!r}.")
@@ -83,7 +83,7 @@ def _check_choices(node: type[Node], inputs: dict[str, Any]) -> None:
         value = inputs[each.id]
         several = isinstance(value, (list, tuple)) and (schema.is_input_list or isinstance(each, io.MultiCombo.Input))
         for one in value if several else [value]:
-            check_choice(each.id, one, each.options or [])
+            _check_choice(each.id, one, each.options or [])
 
 
 def seed_input(tooltip: str, most: int = 2**53 - 1, **more: Any) -> Any:

@@ -9,7 +9,7 @@ import torch
 from training.errors import BadInput
 from training.objectives.histograms import BINS, TimesHistogram
 from training.objectives.residual import flow
-from training.run.optim.schedule import warmup_cosine
+from training.run.optim.schedule import warmup_schedule
 from training.run.report.journal import read as read_journal
 
 BRIEF = {"validation__pictures": 0, "epochs": 1}
@@ -142,5 +142,5 @@ def test_the_rate_goes_by_optimizer_steps_whatever_the_accumulation(configure, w
         )
         result = watch().train(config)
         rates.append([line["learning_rate"] for line in read_journal(result.folder / "metrics.jsonl")])
-    assert rates[0] == rates[1] == [3e-3 * warmup_cosine(step, 2, 8) for step in range(8)]
+    assert rates[0] == rates[1] == [3e-3 * warmup_schedule(step, 2, 8) for step in range(8)]
     assert math.isclose(rates[0][-1], 3e-3 * 0.5 * (1 + math.cos(math.pi * 5 / 6)))

@@ -12,11 +12,11 @@ from training.config.sections import OptimizerConfig
 from training.memory.meter import StorageMeter
 from training.run.optim.build import build_optimizer
 from training.run.optim.ema import EMA, ema_decay
-from training.run.optim.schedule import Schedule, schedule_of, warmup_cosine, warmup_schedule
+from training.run.optim.schedule import Schedule, schedule_of, warmup_schedule
 
 
 def test_the_rate_warms_up_in_a_line_and_falls_like_a_cosine():
-    rates = [warmup_cosine(step, 4, 12) for step in range(15)]
+    rates = [warmup_schedule(step, 4, 12) for step in range(15)]
     assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
     assert rates[4:12] == pytest.approx([(1 + math.cos(math.pi * k / 8)) / 2 for k in range(8)])
     assert rates[8] == pytest.approx(0.5) and 0 < rates[11] < 0.04
@@ -24,16 +24,16 @@ def test_the_rate_warms_up_in_a_line_and_falls_like_a_cosine():
 
 
 def test_without_warm_up_the_first_step_has_the_full_rate():
-    assert warmup_cosine(0, 0, 10) == 1.0
+    assert warmup_schedule(0, 0, 10) == 1.0
 
 
 def test_the_first_step_always_moves():
-    assert all(warmup_cosine(0, warmup, horizon) > 0 for warmup in (0, 1, 50) for horizon in (1, 10))
+    assert all(warmup_schedule(0, warmup, horizon) > 0 for warmup in (0, 1, 50) for horizon in (1, 10))
 
 
 @pytest.mark.parametrize("warmup, horizon", [(20, 8), (8, 8), (100, 1)])
 def test_past_the_horizon_the_rate_is_zero_even_where_the_warm_up_is_longer(warmup, horizon):
-    assert [warmup_cosine(step, warmup, horizon) for step in range(horizon, horizon + 5)] == [0] * 5
+    assert [warmup_schedule(step, warmup, horizon) for step in range(horizon, horizon + 5)] == [0] * 5
 
 
 def test_the_average_follows_young_weights_fast_and_old_ones_slowly():

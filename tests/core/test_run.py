@@ -15,7 +15,7 @@ from training.objectives.residual import flow
 from training.objectives.residual.file import load_meta, load_refiner
 from training.objectives.residual.unet import build_unet
 from training.run.checkpoints.checkpoint import load_newest
-from training.run.optim.schedule import warmup_cosine
+from training.run.optim.schedule import warmup_schedule
 from training.run.report.journal import read as read_journal
 
 BRIEF = {"validation__pictures": 0, "epochs": 1}
@@ -64,7 +64,7 @@ def test_a_run_equals_a_loop_written_by_hand(configure, watch, dataset):
         ((output - (b + s * e - z) / c_v) ** 2).mean().backward()
         norm = math.sqrt(sum(float(p.grad.double().square().sum()) for p in net.parameters()))
         assert norm > 0.05 or step == 0  # the clipping is in play
-        rate = 3e-3 * warmup_cosine(step, 2, 8)
+        rate = 3e-3 * warmup_schedule(step, 2, 8)
         for name, p in net.named_parameters():
             m, v = moments[name]
             g = p.grad * min(1, 0.05 / norm)
@@ -169,7 +169,7 @@ def test_the_journal_has_the_planned_learning_rates(whole_run):
     assert [line["step"] for line in lines] == list(range(1, 13))
     assert [line["loss"] for line in lines] == watcher.losses
     assert [line["learning_rate"] for line in lines] == pytest.approx(
-        [3e-3 * warmup_cosine(step, 2, 12) for step in range(12)]
+        [3e-3 * warmup_schedule(step, 2, 12) for step in range(12)]
     )
     measured = [line for line in read_journal(result.folder / "metrics.jsonl") if "validation/loss" in line]
     assert [line["step"] for line in measured] == [4, 8, 12]
@@ -179,7 +179,7 @@ def test_the_journal_has_the_planned_learning_rates(whole_run):
 def test_the_horizon_can_lie_beyond_the_run(configure, watch):
     result = watch().train(configure(optimizer__horizon_steps=40, **BRIEF))
     rates = [line["learning_rate"] for line in step_lines(result.folder)]
-    assert rates == pytest.approx([3e-3 * warmup_cosine(step, 2, 40) for step in range(4)])
+    assert rates == pytest.approx([3e-3 * warmup_schedule(step, 2, 40) for step in range(4)])
 
 
 def test_the_same_configuration_gives_the_same_bytes(configure, watch, whole_run):

@@ -11,7 +11,7 @@ from training.objectives.residual import flow
 from training.objectives.residual.file import load_meta, load_refiner
 from training.objectives.residual.model import Refiner
 from training.run.checkpoints.checkpoint import load_newest
-from training.run.optim.schedule import warmup_cosine
+from training.run.optim.schedule import warmup_schedule
 from training.run.plan import make_plan
 
 ATTENTION = {
@@ -45,7 +45,7 @@ def test_accumulation_takes_the_planned_number_of_steps(configure, watch, tmp_pa
         assert watcher.train(config).report["training"]["steps"] == steps
         assert watcher.steps == list(range(1, steps + 1))
         rates = [line["learning_rate"] for line in step_lines(run)]
-        assert rates == pytest.approx([3e-3 * warmup_cosine(step, 2, steps) for step in range(steps)])
+        assert rates == pytest.approx([3e-3 * warmup_schedule(step, 2, steps) for step in range(steps)])
 
 
 def test_accumulated_gradients_equal_those_of_the_large_batch(configure, watch, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from ...config.choices import Schedule as Kind
 if TYPE_CHECKING:
     from ...config.sections import OptimizerConfig
 
-__all__ = ["Schedule", "schedule_of", "warmup_cosine", "warmup_schedule"]
+__all__ = ["Schedule", "schedule_of", "warmup_schedule"]
 
 
 def warmup_schedule(step: int, warmup: int, horizon: int, kind: Kind = "cosine", floor: float = 0.0) -> float:
@@ -35,11 +35,6 @@ def warmup_schedule(step: int, warmup: int, horizon: int, kind: Kind = "cosine",
     # in this order, to the last bit the rate of runs that were begun before there was a floor
     falling = 0.5 * (1.0 + math.cos(math.pi * after / length)) if kind == "cosine" else 1.0 - after / length
     return floor + (1.0 - floor) * falling
-
-
-def warmup_cosine(step: int, warmup: int, horizon: int) -> float:
-    """The schedule of a run that names none."""
-    return warmup_schedule(step, warmup, horizon)
 
 
 @dataclass(frozen=True)
